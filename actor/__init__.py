@@ -1,0 +1,1 @@
+"""The Megatron-core actor: models, training, log-probabilities, checkpoints, weight export."""

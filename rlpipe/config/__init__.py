@@ -1,0 +1,1 @@
+"""Configuration: typed sections, YAML composition, dotted overrides. Imports neither torch nor ray."""

@@ -1,0 +1,150 @@
+"""The Megatron-core actor: parallel layout, optimizer, memory."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlpipe.config.base import Section
+
+
+class ParallelConfig(Section):
+    """How the policy is split. The data-parallel size is what is left of `processes`."""
+
+    tensor: int = Field(1, ge=1)
+    """Tensor-parallel size (TP)."""
+
+    sequence: bool = False
+    """Sequence parallelism of the norms within TP; needed for experts with TP above 1."""
+
+    pipeline: int = Field(1, ge=1)
+    """Pipeline stages (PP)."""
+
+    virtual_pipeline: int | None = Field(None, ge=2)
+    """Model chunks per pipeline stage (interleaved schedule)."""
+
+    context: int = Field(1, ge=1)
+    """Context-parallel size (CP): each sequence is cut into 2 x CP pieces."""
+
+    expert: int = Field(1, ge=1)
+    """Expert-parallel size (EP); experts are never split within (ETP is 1)."""
+
+    @model_validator(mode="after")
+    def _sequence_needs_tensor(self) -> Self:
+        if self.sequence and self.tensor == 1:
+            raise ValueError("actor.parallel.sequence needs actor.parallel.tensor above 1: set it to false")
+        if self.virtual_pipeline and self.pipeline == 1:
+            raise ValueError("actor.parallel.virtual_pipeline needs actor.parallel.pipeline above 1: leave it empty")
+        return self
+
+
+class OptimizerConfig(Section):
+    """Adam with decoupled weight decay; the moments and fp32 masters may live in host memory."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+
+    minimum_learning_rate: float = Field(0.0, ge=0)
+    """Where the decay ends."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay after the warm-up."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+
+    decay_steps: int | None = Field(None, ge=1)
+    """Steps until `minimum_learning_rate`; all steps of the run when empty."""
+
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay; norms, biases and one-dimensional parameters are exempt."""
+
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the denominator of the update."""
+
+    max_gradient_norm: float = Field(1.0, gt=0)
+    """Global gradient norm above which gradients are scaled down."""
+
+    cpu_offload_fraction: float = Field(1.0, ge=0, le=1)
+    """Share of the optimizer state that lives and is updated in host memory."""
+
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of Adam's moments."""
+
+    overlap_transfers: bool = True
+    """Overlap gradient and parameter transfers with the update on the CPU (a GPU only)."""
+
+
+class RecomputeConfig(Section):
+    """Which activations are computed again in the backward pass instead of kept."""
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    """`full`: whole layers; `selective`: the `modules`."""
+
+    modules: list[str] = Field(default_factory=lambda: ["core_attn"])
+    """Megatron names of the modules of `selective`."""
+
+
+class ActorConfig(Section):
+    """The training side."""
+
+    processes: int = Field(1, ge=1)
+    """Processes, one per GPU (or one per CPU process)."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Data type of parameters and activations; gradients are reduced and masters kept in float32."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    """Parallel layout."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer and learning-rate schedule."""
+
+    recompute: RecomputeConfig = RecomputeConfig()
+    """Activation recomputation."""
+
+    max_tokens_per_gpu: int = Field(8192, ge=1)
+    """Hard token budget of a pack per GPU; a pack holds at most this times CP, padding included."""
+
+    forward_max_tokens_per_gpu: int | None = Field(None, ge=1)
+    """The same for passes without gradients; `max_tokens_per_gpu` when empty."""
+
+    logprob_chunk_tokens: int = Field(1024, ge=1)
+    """Tokens whose logits exist at the same time in the head."""
+
+    gdn_backend: Literal["auto", "torch", "fla", "flashqla"] = "auto"
+    """Kernel of Gated DeltaNet layers; `auto` is `fla` on CUDA and `torch` elsewhere."""
+
+    train_mtp: bool = False
+    """Train multi-token-prediction layers with their own loss."""
+
+    mtp_loss_weight: float = Field(0.1, ge=0)
+    """Weight of that loss."""
+
+    frozen_parameters: list[str] = Field(default_factory=list)
+    """Regular expressions of Hugging Face parameter names that are not trained."""
+
+    max_skipped_updates: int = Field(3, ge=1)
+    """Consecutive skipped updates (non-finite loss or gradient) after which the run stops."""
+
+    threads: int = Field(1, ge=1)
+    """CPU threads of each process."""
+
+    @model_validator(mode="after")
+    def _layout_fills_the_processes(self) -> Self:
+        p = self.parallel
+        for name, size in (
+            ("tensor x pipeline x context", p.tensor * p.pipeline * p.context),
+            ("expert x pipeline", p.expert * p.pipeline),
+        ):
+            if self.processes % size:
+                raise ValueError(
+                    f"actor.processes is {self.processes}, not a multiple of {name} = {size}: "
+                    "change actor.processes or actor.parallel"
+                )
+        return self

@@ -1,0 +1,90 @@
+"""The policy, and what a run may make before it starts: a tiny policy, a generated task, a warm start."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlpipe.config.base import Section
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: str
+    """Folder with `config.json`, tokenizer and safetensors in Hugging Face layout."""
+
+    reference_path: str | None = None
+    """Folder of the reference policy for the KL term; the initial policy when empty."""
+
+
+class TinyPolicyConfig(Section):
+    """A small policy with random weights and a byte-level tokenizer, made from the run's seed: no download."""
+
+    architecture: Literal["qwen3", "qwen3_5_moe"] = "qwen3"
+    """Shape family of the policy."""
+
+    hidden_size: int = Field(128, ge=8)
+    """Width of the residual stream."""
+
+    layers: int = Field(4, ge=1)
+    """Decoder layers."""
+
+    heads: int = Field(4, ge=1)
+    """Query heads."""
+
+    key_value_heads: int = Field(2, ge=1)
+    """Key/value heads of grouped-query attention."""
+
+    head_dim: int = Field(32, ge=2)
+    """Width of a head."""
+
+    intermediate_size: int = Field(256, ge=8)
+    """Width of the gated feed-forward layer."""
+
+
+class ArithmeticTaskConfig(Section):
+    """Generated arithmetic problems in DAPO-math format: jsonl with `prompt` and `label`."""
+
+    digits: int = Field(2, ge=1, le=6)
+    """Operands are drawn from 0 to 10^digits - 1."""
+
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+",), min_length=1)
+    """Operations that occur."""
+
+    train_problems: int = Field(2048, ge=1)
+    """Problems in train.jsonl."""
+
+    test_problems: int = Field(128, ge=1)
+    """Problems in test.jsonl; none of them, nor its mirrored form, occurs in train.jsonl."""
+
+
+class PrepareConfig(Section):
+    """Made once, before the run, when the files do not exist yet."""
+
+    policy: TinyPolicyConfig | None = None
+    """Make a tiny policy at `model.path`."""
+
+    arithmetic: ArithmeticTaskConfig | None = None
+    """Generate arithmetic problems into `directory`."""
+
+    directory: str | None = None
+    """Where generated data goes."""
+
+
+class WarmStartConfig(Section):
+    """A short supervised phase before GRPO, on labels of the training data, by the same actor."""
+
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+
+    sequences_per_step: int = Field(128, ge=1)
+    """Problems per optimizer step."""
+
+    learning_rate: float = Field(3e-3, gt=0)
+    """Peak learning rate of this phase."""
+
+    warmup_steps: int = Field(10, ge=0)
+    """Steps of linear warm-up."""
+
+    response_template: str = "Answer: {label}"
+    """Python format string that makes the supervised response from the row's label."""

@@ -1,0 +1,110 @@
+"""The run itself: length, seed, folders, deadlines, tracking."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlpipe.config.base import Section
+
+
+class RewardConfig(Section):
+    """Grading."""
+
+    name: str = "math"
+    """Registered grader, or `package.module:function`."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the grader."""
+
+    workers: int = Field(1, ge=1)
+    """Grading processes."""
+
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Time limit of one response."""
+
+    score_on_failure: float = 0.0
+    """Score of a response whose grading timed out or crashed; such responses are counted."""
+
+
+class WeightSyncConfig(Section):
+    """How new weights reach the engines."""
+
+    bucket_bytes: int = Field(512 * 2**20, ge=2**20)
+    """Weights travel in flattened buckets of at most this size."""
+
+    verify: bool = False
+    """Compare checksums of what was sent and what the engines hold after every update."""
+
+
+class CheckpointConfig(Section):
+    """Saving and resuming."""
+
+    interval_iterations: int = Field(0, ge=0)
+    """Save after every so many iterations and after the last one; 0 saves nothing."""
+
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept."""
+
+    save_hf: bool = False
+    """Also write the final policy in Hugging Face layout."""
+
+
+class TrackersConfig(Section):
+    """Where metrics go besides `metrics.jsonl` in the run folder."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; the API key is taken from the environment, never from a config."""
+
+    wandb_project: str = "rlpipe"
+    """Project in Weights & Biases."""
+
+    tensorboard: bool = False
+    """Write TensorBoard event files into the run folder."""
+
+
+class DeadlinesConfig(Section):
+    """Longest time of each remote call; beyond it the run ends with the stack of the slow worker."""
+
+    start_seconds: float = Field(600, gt=0)
+    """Starting engines and actor, loading weights."""
+
+    rollout_seconds: float = Field(3600, gt=0)
+    """Generating one iteration's responses, or one evaluation."""
+
+    train_seconds: float = Field(3600, gt=0)
+    """One training or log-probability call."""
+
+    weight_sync_seconds: float = Field(600, gt=0)
+    """One weight update."""
+
+    checkpoint_seconds: float = Field(1800, gt=0)
+    """Saving or loading a checkpoint."""
+
+
+class RayConfig(Section):
+    """The Ray cluster."""
+
+    address: str | None = None
+    """`auto` or host:port joins a cluster; empty starts a local one that ends with the run."""
+
+    object_store_bytes: int = Field(200 * 2**20, ge=80 * 2**20)
+    """Object store of a local cluster."""
+
+    cpus: int | None = Field(None, ge=1)
+    """Logical CPUs of a local cluster; as many as the run's workers need when empty."""
+
+
+class RunConfig(Section):
+    """Name, length and randomness of the run."""
+
+    name: str
+    """Name of the run; its folder is `directory/name`."""
+
+    directory: str = "runs"
+    """Folder of all runs."""
+
+    iterations: int = Field(ge=1)
+    """Iterations in all, resumed ones included."""
+
+    seed: int = 0
+    """Seed of data order, sampling and everything else that is random."""

@@ -1,0 +1,128 @@
+"""The metric dictionary. Dashboards, docs and tests are made from it or checked against it.
+
+A name is `area/name`; the unit is its last word where it has one (`_seconds`, `_tokens`, `_bytes`, `_share`).
+A part in braces stands for a name known at run time, for instance a data set.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+
+class Reduce(StrEnum):
+    """How the values of several ranks or engines become the one that is logged."""
+
+    NONE = "none"  # made by the driver, one value
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. `unit` is a plain word ("seconds", "tokens", "share", "count", "nats", "none")."""
+
+    name: str
+    unit: str
+    meaning: str
+    reduce: Reduce = Reduce.NONE
+
+
+_PHASES = {
+    "data": "taking the next prompts from the data sets",
+    "rollout": "generating responses; grading runs beside it",
+    "reward": "grading that was not finished when generation ended",
+    "advantage": "computing advantages",
+    "pack": "laying sequences into packs",
+    "ref_logprob": "log-probabilities under the reference policy",
+    "old_logprob": "log-probabilities under the policy before the update",
+    "forward_backward": "forward and backward passes",
+    "optimizer": "gradient reduction tail, clipping and the Adam step",
+    "train_other": "the training call less its forward, backward and optimizer: transfers and remote call",
+    "weight_sync": "sending new weights to the engines",
+    "eval": "held-out evaluation",
+    "checkpoint": "saving a checkpoint",
+    "unaccounted": "time of the iteration that no phase claims",
+    "step": "the whole iteration",
+}
+
+_DECLARED = [
+    *(Metric(f"time/{name}_seconds", "seconds", meaning) for name, meaning in _PHASES.items()),
+    Metric("time/unaccounted_share", "share", "unaccounted time over the iteration's time"),
+    Metric("rollout/reward_mean", "none", "mean score of the iteration's samples"),
+    Metric("rollout/reward_std", "none", "standard deviation of the scores"),
+    Metric("rollout/accuracy", "share", "share of samples graded correct"),
+    Metric("rollout/response_tokens_mean", "tokens", "mean length of a response"),
+    Metric("rollout/response_tokens_max", "tokens", "longest response"),
+    Metric("rollout/truncated_share", "share", "share of responses that met the token limit"),
+    Metric("rollout/samples_count", "count", "samples generated"),
+    Metric("rollout/failed_count", "count", "samples without a usable response"),
+    Metric("rollout/equal_reward_groups_count", "count", "groups whose samples all have the same score"),
+    Metric(
+        "rollout/weight_version_lag_max",
+        "versions",
+        "current weight version less the oldest one sampled with",
+    ),
+    Metric("perf/rollout_tokens_per_second", "tokens/second", "response tokens over the rollout phase"),
+    Metric(
+        "perf/rollout_engine_{engine}_tokens_per_second",
+        "tokens/second",
+        "the same for one engine, over its busy time",
+    ),
+    Metric(
+        "perf/trained_tokens_per_second",
+        "tokens/second",
+        "prompt and response tokens over the training phases",
+    ),
+    Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
+    Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
+    Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),
+    Metric("pack/packs_count", "count", "packs of the iteration, all ranks"),
+    Metric("pack/fill_share", "share", "real tokens over the capacity of all packs"),
+    Metric("pack/padding_tokens", "tokens", "alignment padding in packs"),
+    Metric("train/loss", "none", "the optimized loss"),
+    Metric("train/policy_loss", "none", "policy term of the loss"),
+    Metric("train/kl_loss", "nats", "KL term before its coefficient"),
+    Metric("train/entropy", "nats", "mean token entropy of the policy"),
+    Metric("train/clip_share", "share", "share of tokens whose ratio was clipped"),
+    Metric("train/ratio_mean", "none", "mean importance ratio"),
+    Metric("train/gradient_norm", "none", "global gradient norm before clipping, dense and expert parameters"),
+    Metric("train/learning_rate", "none", "learning rate of the update"),
+    Metric("train/updates_attempted_count", "count", "optimizer steps attempted in this run so far"),
+    Metric("train/updates_applied_count", "count", "optimizer steps applied in this run so far"),
+    Metric(
+        "train/updates_skipped_count",
+        "count",
+        "optimizer steps skipped for a non-finite loss or gradient so far",
+    ),
+    Metric("mismatch/logprob_abs_max", "nats", "largest |SGLang - Megatron| log-probability of a sampled token"),
+    Metric("mismatch/logprob_abs_mean", "nats", "mean of the same"),
+    Metric("weight_sync/version", "versions", "weight version that the engines hold"),
+    Metric("weight_sync/bytes", "bytes", "bytes sent to one engine"),
+    Metric("weight_sync/gigabytes_per_second", "gigabytes/second", "bytes over the seconds of the transfer"),
+    Metric("data/epoch", "count", "epoch of the training prompts"),
+    Metric("data/prompts_too_long", "count", "prompts left out because of their length, all data sets"),
+    Metric("data/rows_skipped", "count", "malformed rows skipped, all data sets"),
+    Metric("eval/{dataset}/accuracy", "share", "share of held-out problems answered correctly"),
+    Metric("eval/{dataset}/reward_mean", "none", "mean score on held-out problems"),
+    Metric("eval/{dataset}/response_tokens_mean", "tokens", "mean length of held-out answers"),
+    Metric("eval/{dataset}/pass_at_{k}", "share", "chance that one of k answers is correct (unbiased estimator)"),
+    Metric("warm_start/loss", "nats", "mean token loss of the supervised phase"),
+]
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    parts = (re.sub(r"\\{\w+\\}", r"[^/]+", re.escape(name)) for name in METRICS)
+    return re.compile("|".join(f"(?:{part})" for part in parts))
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise KeyError, naming them, if any of `names` is not declared."""
+    unknown = sorted(name for name in names if not _pattern().fullmatch(name))
+    if unknown:
+        raise KeyError(f"metrics not declared in rlpipe/metrics/dictionary.py: {', '.join(unknown)}")

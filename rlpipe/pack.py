@@ -1,0 +1,60 @@
+"""A pack: several sequences laid end to end (THD), the unit of one forward and backward pass.
+
+All per-token arrays are aligned by PREDICTION: entry `t` belongs to the prediction of `targets[t]` from the tokens up
+to and including `token_ids[t]`. So nothing is shifted inside the model, and a mask entry of 1 at `t` means that the
+log-probability of `targets[t]` enters the loss. Lengths are Python integers made on the host, once; no device tensor
+is ever read back to learn a length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Pack:
+    """`T` = `cu_seqlens_padded[-1]` tokens of `n` sequences; `n` may be 0 for a dummy pack.
+
+    token_ids, targets: int64 [T]; the last real position of a sequence has no target (0, mask 0), as has padding.
+    position_ids: int64 [T], restart at 0 in each sequence.
+    loss_mask: float32 [T], 1 where the prediction is trained.
+    loss_weights: float32 [T], `loss_mask` divided by the GLOBAL denominator of the chosen loss aggregation: the loss of
+        an optimizer step is the plain sum of `loss_weights * token_loss` over all packs of all ranks.
+    advantages: float32 [T]. rollout_logprobs: float32 [T], 0 outside the response.
+    old_logprobs, ref_logprobs: float32 [T] or None where that pass is not needed.
+    cu_seqlens: n + 1 real ends when laid without padding; cu_seqlens_padded: n + 1 ends as laid out.
+    sample_ids: the n samples, in order.
+    """
+
+    sample_ids: tuple[str, ...]
+    token_ids: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.float32]
+    loss_weights: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    rollout_logprobs: NDArray[np.float32]
+    cu_seqlens: tuple[int, ...]
+    cu_seqlens_padded: tuple[int, ...]
+    old_logprobs: NDArray[np.float32] | None = None
+    ref_logprobs: NDArray[np.float32] | None = None
+
+    @property
+    def lengths_tokens(self) -> tuple[int, ...]:
+        """Real lengths of the sequences."""
+        return tuple(b - a for a, b in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False))
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.cu_seqlens_padded[-1]
+
+    @property
+    def real_tokens(self) -> int:
+        return self.cu_seqlens[-1]
+
+    @property
+    def max_seqlen_tokens(self) -> int:
+        """The longest padded sequence: Megatron's THD rotary embedding needs the true longest one."""
+        pairs = zip(self.cu_seqlens_padded, self.cu_seqlens_padded[1:], strict=False)
+        return max((b - a for a, b in pairs), default=0)

@@ -1,0 +1,28 @@
+"""Named phases of an iteration, measured on a monotonic clock."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PhaseClock:
+    """Adds up the seconds of named phases. Phases do not nest: time belongs to exactly one of them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open: str | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._open is not None:
+            raise RuntimeError(f"phase {name!r} starts inside phase {self._open!r}; phases do not nest")
+        self._open = name
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._open = None
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -1,0 +1,92 @@
+"""Remote calls with a deadline: a call that is late fails with the stack of the worker that is slow.
+
+Each worker registers a dump of all its threads on a signal (`faulthandler`, which needs neither the interpreter lock
+nor a responsive worker). When a deadline passes, a task on the worker's node sends the signal and reads the dump.
+"""
+
+import faulthandler
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlpipe.errors import DeadlineError
+
+_DUMP_SIGNAL = signal.SIGUSR1
+_DUMP_WAIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerAddress:
+    """Where a worker runs. `node_id` is Ray's."""
+
+    name: str
+    node_id: str
+    pid: int
+
+
+def register_worker(name: str) -> WorkerAddress:
+    """Call in the worker process, once, at its start: makes its stacks readable from outside."""
+    import ray
+
+    dump = _dump_path(os.getpid()).open("w")
+    faulthandler.register(_DUMP_SIGNAL, file=dump, all_threads=True)
+    return WorkerAddress(name, ray.get_runtime_context().get_node_id(), os.getpid())
+
+
+def gather(
+    references: Sequence[Any], workers: Sequence[WorkerAddress], deadline_seconds: float, phase: str
+) -> list[Any]:
+    """Results of `references` (one per worker, same order).
+
+    Raises DeadlineError naming the slow workers, with their stacks; an error of a worker is raised as it is.
+    """
+    import ray
+
+    if len(references) != len(workers):
+        raise ValueError(f"{len(references)} references for {len(workers)} workers")
+    try:
+        return ray.get(list(references), timeout=deadline_seconds)
+    except ray.exceptions.GetTimeoutError:
+        _, late = ray.wait(list(references), num_returns=len(references), timeout=0)
+        slow = [worker for reference, worker in zip(references, workers, strict=True) if reference in late]
+        stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{_stack(worker)}" for worker in slow)
+        names = ", ".join(worker.name for worker in slow)
+        raise DeadlineError(
+            f"{phase}: no answer from {names} within {deadline_seconds:g} seconds; raise the deadline in the "
+            f"`deadlines` section if that is too short. Stacks:\n{stacks}"
+        ) from None
+
+
+def _dump_path(pid: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"rlpipe-stack-{pid}.txt"
+
+
+def _dump_here(pid: int) -> str:
+    path = _dump_path(pid)
+    try:
+        os.kill(pid, _DUMP_SIGNAL)
+    except ProcessLookupError:
+        return "the process has ended"
+    end = time.monotonic() + _DUMP_WAIT_SECONDS
+    while time.monotonic() < end and not path.stat().st_size:
+        time.sleep(0.05)
+    time.sleep(0.05)
+    return path.read_text().strip() or "no stack: the process did not react to the signal"
+
+
+def _stack(worker: WorkerAddress) -> str:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0)(_dump_here).options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node_id, soft=False)
+    )
+    try:
+        return ray.get(task.remote(worker.pid), timeout=30)
+    except ray.exceptions.RayError as error:
+        return f"no stack: {type(error).__name__} while asking node {worker.node_id}"

@@ -1,0 +1,1 @@
+"""SGLang rollout engines: start, generate, receive weights, stop."""

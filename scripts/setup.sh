@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Makes .venv in the project folder: `bash scripts/setup.sh [dev]`. Safe to call again; does nothing when up to date.
+#
+#   RLPIPE_PYTHON           interpreter to build the environment from (default: python3.11, python3.12 or python3)
+#   RLPIPE_TORCH_INDEX_URL  package index that offers torch's CPU build; tried first when set
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+torch_version=2.13.0
+
+find_python() {
+  local candidate
+  for candidate in ${RLPIPE_PYTHON:-} python3.11 python3.12 python3; do
+    if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "setup: rlpipe needs Python 3.11 or 3.12 with the venv module; none was found (set RLPIPE_PYTHON)" >&2
+  exit 2
+}
+
+install_torch() {
+  if python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch_version')" 2>/dev/null; then
+    return
+  fi
+  local common=(-q --disable-pip-version-check --constraint requirements/cpu.txt)
+  if [ -n "${RLPIPE_TORCH_INDEX_URL:-}" ] &&
+    pip install "${common[@]}" --extra-index-url "$RLPIPE_TORCH_INDEX_URL" "torch==$torch_version+cpu"; then
+    return
+  fi
+  # Some indexes offer only the CUDA build: it works on a CPU too, with the CUDA packages that its metadata names.
+  pip install "${common[@]}" "torch==$torch_version"
+}
+
+lists=(requirements/cpu.txt)
+[ "${1:-}" = dev ] && lists+=(requirements/dev.txt)
+[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
+
+for list in "${lists[@]}"; do
+  stamp=".venv/.installed-$(basename "$list")"
+  want=$(cat "$list" pyproject.toml | sha256sum)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && continue
+  echo "setup: installing $list into .venv" >&2
+  [ "$list" = requirements/cpu.txt ] && install_torch
+  pip install -q --disable-pip-version-check --no-deps -r "$list"
+  [ "$list" = requirements/cpu.txt ] && pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+  echo "$want" >"$stamp"
+done
