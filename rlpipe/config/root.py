@@ -24,6 +24,9 @@ from rlpipe.config.run import (
 class Config(Section):
     """All sections. `rlpipe config FILE` prints them resolved."""
 
+    seed: int = Field(0, ge=0)
+    """Seed of data order, sampling and everything else that is random."""
+
     run: RunConfig
     model: ModelConfig
     prepare: PrepareConfig = PrepareConfig()

@@ -95,7 +95,7 @@ class RayConfig(Section):
 
 
 class RunConfig(Section):
-    """Name, length and randomness of the run."""
+    """Name and length of the run."""
 
     name: str
     """Name of the run; its folder is `directory/name`."""
@@ -105,6 +105,3 @@ class RunConfig(Section):
 
     iterations: int = Field(ge=1)
     """Iterations in all, resumed ones included."""
-
-    seed: int = 0
-    """Seed of data order, sampling and everything else that is random."""
