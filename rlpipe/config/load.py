@@ -1,0 +1,192 @@
+"""From a YAML file and overrides to a `Config`.
+
+    base: [recipes/common.yaml]       # files merged first, relative to this one; later ones win
+    model: {path: runs/policy-${seed}}  # ${dotted.key} is replaced by that key's value
+
+Mappings merge key by key; anything else, lists included, replaces what was there.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rlpipe.config.root import Config
+from rlpipe.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_MAX_REFERENCE_DEPTH = 10
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read `path`, merge its bases and the `key.sub=value` overrides, resolve references and validate.
+
+    Raises ConfigError with one sentence that names the file, the key and the fix.
+    """
+    tree = _read_with_bases(Path(path), ())
+    for override in overrides:
+        tree = merge(tree, _parse_override(override))
+    return validate(_resolve(tree, tree), str(path))
+
+
+def validate(tree: Mapping[str, Any], source: str) -> Config:
+    """Make a Config of a plain mapping. Raises ConfigError naming each wrong key; `source` stands before it."""
+    try:
+        return Config.model_validate(dict(tree))
+    except ValidationError as error:
+        sentences = [_sentence(detail) for detail in error.errors()]
+        raise ConfigError(f"{source}: " + "; ".join(sentences)) from None
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`: mappings merge, everything else replaces."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read_with_bases(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in parents:
+        raise ConfigError(f"{path}: `base` leads back to the file itself; remove one of the references")
+    tree = _read_yaml(path)
+    bases = tree.pop("base", [])
+    if isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: `base` is {bases!r} but must be a file name or a list of them")
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged = merge(merged, _read_with_bases(path.parent / base, (*parents, path.resolve())))
+    return merge(merged, tree)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise ConfigError(f"{path}: the file holds {type(tree).__name__}; a mapping of sections is needed")
+    return tree
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML; quote it") from None
+    for part in reversed(parts):
+        value = {part: value}
+    return value
+
+
+def _resolve(value: Any, tree: Mapping[str, Any], depth: int = 0) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _resolve(item, tree, depth) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve(item, tree, depth) for item in value]
+    if isinstance(value, str) and _REFERENCE.search(value):
+        if depth == _MAX_REFERENCE_DEPTH:
+            raise ConfigError(f"{value!r}: references go round in a circle")
+        whole = _REFERENCE.fullmatch(value)
+        if whole:
+            return _resolve(_look_up(whole[1], tree), tree, depth + 1)
+        return _resolve(_REFERENCE.sub(lambda match: str(_look_up(match[1], tree)), value), tree, depth + 1)
+    return value
+
+
+def _look_up(dotted: str, tree: Mapping[str, Any]) -> Any:
+    """The value of a key; a key that no file sets has its default from the configuration classes."""
+    value: Any = tree
+    for part in dotted.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _default(dotted)
+        value = value[part]
+    return value
+
+
+def _default(dotted: str) -> Any:
+    section: Any = Config
+    *parents, last = dotted.split(".")
+    for part in parents:
+        section = _section_of(section, part)
+    field = section.model_fields.get(last) if section else None
+    if field is None or field.is_required():
+        raise ConfigError(f"${{{dotted}}}: no such key, or it has no value; set it or correct the reference")
+    return field.get_default(call_default_factory=True)
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    location = detail["loc"]
+    key = ".".join(str(part) for part in location)
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(location)}"
+    if detail["type"] == "missing":
+        return f"{key}: this key is required; add it"
+    if detail["type"] == "value_error":
+        message = str(detail["ctx"]["error"])
+        return message if not key or message.startswith(key) else f"{key}: {message}"
+    return f"{key}: {detail['msg'][0].lower()}{detail['msg'][1:]}, but it is {detail['input']!r}"
+
+
+def _suggestion(location: Sequence[str | int]) -> str:
+    """The nearest key of the same section; failing that, of any section."""
+    section: Any = Config
+    for part in location[:-1]:
+        section = _section_of(section, part) if isinstance(part, str) else section
+    name = str(location[-1])
+    siblings = list(section.model_fields) if section else []
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {'.'.join([*map(str, location[:-1]), near[0]])!r}?"
+    everywhere = [dotted for dotted, _ in iter_fields(Config)]
+    same = [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == name]
+    near = same or difflib.get_close_matches(".".join(map(str, location)), everywhere, n=1, cutoff=0.0)
+    return f"; the nearest key is {near[0]!r}" if near else ""
+
+
+def iter_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
+    """All fields under `section` with their dotted names, sections themselves left out."""
+    fields: list[tuple[str, Any]] = []
+    for name, field in section.model_fields.items():
+        inner = _section_of(section, name)
+        if inner is None:
+            fields.append((prefix + name, field))
+        else:
+            fields.extend(iter_fields(inner, f"{prefix}{name}."))
+    return fields
+
+
+def _section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+    """The section class of a field, also inside `X | None` and `list[X]`."""
+    field = section.model_fields.get(name) if section else None
+    if field is None:
+        return None
+    pending = [field.annotation]
+    while pending:
+        annotation: Any = pending.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+        pending.extend(getattr(annotation, "__args__", ()))
+    return None
