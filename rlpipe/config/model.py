@@ -41,21 +41,30 @@ class TinyPolicyConfig(Section):
     intermediate_size: int = Field(256, ge=8)
     """Width of the gated feed-forward layer."""
 
+    experts: int = Field(8, ge=2)
+    """Experts of a mixture-of-experts layer, where the architecture has them."""
+
+    experts_per_token: int = Field(2, ge=1)
+    """Experts that a token is sent to."""
+
+    expert_intermediate_size: int = Field(64, ge=8)
+    """Width of an expert, and of the shared expert."""
+
 
 class ArithmeticTaskConfig(Section):
-    """Generated arithmetic problems in DAPO-math format: jsonl with `prompt` and `label`."""
+    """Generated sums in DAPO-math format: jsonl with `prompt` and `label` (and a worked `solution`)."""
 
     digits: int = Field(2, ge=1, le=6)
     """Operands are drawn from 0 to 10^digits - 1."""
 
-    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+",), min_length=1)
-    """Operations that occur."""
+    operands: int = Field(2, ge=2, le=6)
+    """Numbers that are added."""
 
     train_problems: int = Field(2048, ge=1)
     """Problems in train.jsonl."""
 
     test_problems: int = Field(128, ge=1)
-    """Problems in test.jsonl; none of them, nor its mirrored form, occurs in train.jsonl."""
+    """Problems in test.jsonl; none of them, in any order of its operands, occurs in train.jsonl."""
 
 
 class PrepareConfig(Section):
@@ -86,5 +95,5 @@ class WarmStartConfig(Section):
     warmup_steps: int = Field(10, ge=0)
     """Steps of linear warm-up."""
 
-    response_template: str = "Answer: {label}"
-    """Python format string that makes the supervised response from the row's label."""
+    response_template: str = "{label}"
+    """Python format string that makes the supervised response from the columns of a row."""

@@ -1,0 +1,49 @@
+"""The order of training prompts: shuffled anew in each epoch, resumable at any position."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlpipe.sample import Prompt
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """How far the stream is: `position` prompts of `epoch` are taken."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+class PromptStream:
+    """Endless prompts. The order of an epoch depends on the seed and the epoch alone, so a state is two integers."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool, state: StreamState = StreamState()) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self._shuffle = shuffle
+        self.state = state
+        self._order = self._order_of(state.epoch)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; an epoch ends only when all its prompts are taken."""
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            rest = self._order[self.state.position : self.state.position + count - len(taken)]
+            taken.extend(self._prompts[index] for index in rest)
+            self._advance(len(rest))
+        return taken
+
+    def _advance(self, count: int) -> None:
+        position = self.state.position + count
+        if position < len(self._order):
+            self.state = StreamState(self.state.epoch, position)
+            return
+        self.state = StreamState(self.state.epoch + 1, 0)
+        self._order = self._order_of(self.state.epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        order = list(range(len(self._prompts)))
+        if self._shuffle:
+            random.Random(f"prompt order {self._seed} {epoch}").shuffle(order)
+        return order

@@ -1,0 +1,93 @@
+"""Generated sums in DAPO-math format: one JSON object a line, `prompt` (chat messages) and `label`.
+
+Each row also has a `solution`, which adds digit by digit from the right, for a supervised warm start:
+`7+8=15,3+4+1=8 Answer: 85`.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlpipe.config.model import ArithmeticTaskConfig
+from rlpipe.errors import ConfigError
+
+Problem = tuple[int, ...]
+
+
+def write_arithmetic(task: ArithmeticTaskConfig, folder: Path, seed: int) -> None:
+    """Write train.jsonl and test.jsonl; no test problem, in any order of its operands, is in train.jsonl."""
+    train, test = split_problems(task, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, problems in (("train", train), ("test", test)):
+        path = folder / f"{name}.jsonl"
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(row(problem)) + "\n" for problem in problems))
+        partial.rename(path)
+
+
+def split_problems(task: ArithmeticTaskConfig, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Train and test problems, all different; the split is drawn over unordered operands.
+
+    Raises ConfigError when there are fewer problems than asked for.
+    """
+    generator = random.Random(f"arithmetic {seed}")
+    wanted = task.train_problems + task.test_problems
+    kinds = _unordered_problems(task, wanted, generator)
+    test = [_shuffled(kind, generator) for kind in kinds[: task.test_problems]]
+    train = [_shuffled(kind, generator) for kind in kinds[task.test_problems :]]
+    return train, test
+
+
+def row(problem: Problem) -> dict[str, object]:
+    """One line of the data set."""
+    question = "+".join(map(str, problem)) + "=?"
+    return {
+        "prompt": [{"role": "user", "content": question}],
+        "label": str(sum(problem)),
+        "solution": solution(problem),
+    }
+
+
+def solution(problem: Problem) -> str:
+    """Column addition, from the right, then the answer."""
+    columns = []
+    carry = 0
+    for digits in _columns(problem):
+        total = sum(digits) + carry
+        terms = [*digits, carry] if carry else digits
+        columns.append("+".join(map(str, terms)) + f"={total}")
+        carry = total // 10
+    return ",".join(columns) + f" Answer: {sum(problem)}"
+
+
+def _columns(problem: Problem) -> Iterator[Sequence[int]]:
+    for place in range(len(str(max(problem)))):
+        yield [operand // 10**place % 10 for operand in problem]
+
+
+def _unordered_problems(task: ArithmeticTaskConfig, wanted: int, generator: random.Random) -> list[Problem]:
+    highest = 10**task.digits - 1
+    available = _count_multisets(highest + 1, task.operands)
+    if wanted > available:
+        raise ConfigError(
+            f"prepare.arithmetic asks for {wanted} problems, but {task.operands} operands of {task.digits} digits give "
+            f"only {available}: raise digits or lower train_problems"
+        )
+    kinds: dict[Problem, None] = {}
+    while len(kinds) < wanted:
+        kinds[tuple(sorted(generator.randint(0, highest) for _ in range(task.operands)))] = None
+    return list(kinds)
+
+
+def _count_multisets(values: int, size: int) -> int:
+    count = 1
+    for index in range(size):
+        count = count * (values + index) // (index + 1)
+    return count
+
+
+def _shuffled(problem: Problem, generator: random.Random) -> Problem:
+    operands = list(problem)
+    generator.shuffle(operands)
+    return tuple(operands)

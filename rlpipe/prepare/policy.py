@@ -1,0 +1,85 @@
+"""A tiny policy with random weights in Hugging Face layout."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from rlpipe.config.model import TinyPolicyConfig
+from rlpipe.prepare.tokenizer import byte_tokenizer
+
+_VOCABULARY_MULTIPLE = 64
+
+
+def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
+    """Write config.json, model.safetensors and the tokenizer into `folder`: the same bytes for the same seed."""
+    tokenizer = byte_tokenizer()
+    build = {"qwen3": _qwen3, "qwen3_5_moe": _qwen3_5_moe}[shape.architecture]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(shape, _common(shape, tokenizer))
+    partial = folder.with_name(folder.name + ".partial")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    _add_full_attention_interval(partial / "config.json")
+    partial.rename(folder)
+
+
+def _common(shape: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "vocab_size": math.ceil(len(tokenizer) / _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "dtype": "float32",
+    }
+
+
+def _qwen3(shape: TinyPolicyConfig, common: dict[str, Any]) -> PreTrainedModel:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(_checked(Qwen3Config(**common)))
+
+
+def _qwen3_5_moe(shape: TinyPolicyConfig, common: dict[str, Any]) -> PreTrainedModel:
+    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+
+    pattern = ["linear_attention"] * 3 + ["full_attention"]
+    config = Qwen3_5MoeTextConfig(
+        **common,
+        layer_types=[pattern[index % 4] for index in range(shape.layers)],
+        num_experts=shape.experts,
+        num_experts_per_tok=shape.experts_per_token,
+        moe_intermediate_size=shape.expert_intermediate_size,
+        shared_expert_intermediate_size=shape.expert_intermediate_size,
+        linear_num_key_heads=shape.key_value_heads,
+        linear_num_value_heads=2 * shape.key_value_heads,
+        linear_key_head_dim=shape.head_dim,
+        linear_value_head_dim=shape.head_dim,
+        linear_conv_kernel_dim=4,
+    )
+    return Qwen3_5MoeForCausalLM(_checked(config))
+
+
+def _checked(config: PretrainedConfig) -> PretrainedConfig:
+    config._attn_implementation = "eager"
+    return config
+
+
+def _add_full_attention_interval(path: Path) -> None:
+    """SGLang's hybrid models read `full_attention_interval`, which transformers does not write."""
+    config = json.loads(path.read_text())
+    if "linear_attention" in config.get("layer_types", []):
+        config["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
+        path.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,163 @@
+"""Data sets: formats, slices, templates, bad rows by place, resumable order."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from rlpipe.config.data import DatasetConfig
+from rlpipe.config.model import ArithmeticTaskConfig
+from rlpipe.data import PromptStream, load_prompts
+from rlpipe.data.prompts import fill_from_row, load_tokenizer
+from rlpipe.data.rows import load_rows
+from rlpipe.data.stream import StreamState
+from rlpipe.errors import ConfigError, DataError, ModelError
+from rlpipe.prepare.arithmetic import solution, split_problems, write_arithmetic
+from rlpipe.prepare.tokenizer import byte_tokenizer
+
+_ROWS = [{"prompt": f"question {i}", "label": str(i), "extra": i} for i in range(6)]
+_GSM8K = Path(__file__).parents[2] / "../shared/data/gsm8k"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def _write_lines(path: Path, rows: list[object]) -> Path:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _dataset(path: Path, **options) -> DatasetConfig:
+    return DatasetConfig(name="d", path=str(path), **options)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "folder", "folder with splits"])
+def test_every_format_gives_the_same_rows(tmp_path, kind):
+    path = tmp_path / f"data.{kind}"
+    if kind == "jsonl":
+        _write_lines(path, _ROWS)
+    elif kind == "json":
+        path.write_text(json.dumps(_ROWS))
+    elif kind == "parquet":
+        Dataset.from_list(_ROWS).to_parquet(path)
+    else:
+        path = tmp_path
+        _write_lines(path / ("train.jsonl" if "splits" in kind else "a.jsonl"), _ROWS[:4])
+        _write_lines(path / ("train2.jsonl" if "splits" in kind else "b.jsonl"), _ROWS[4:])
+        if "splits" in kind:
+            _write_lines(path / "test.jsonl", _ROWS)
+    rows = load_rows(_dataset(path), skip_bad_rows=False)
+    assert [dict(row.values) for row in rows.rows] == _ROWS
+
+
+def test_slices_cut_rows(tmp_path):
+    path = _write_lines(tmp_path / "d.jsonl", _ROWS)
+    rows = load_rows(_dataset(path, rows="1:3"), skip_bad_rows=False)
+    assert [row.values["label"] for row in rows.rows] == ["1", "2"]
+    with pytest.raises(ConfigError, match="must be start:stop"):
+        load_rows(_dataset(path, rows="3"), skip_bad_rows=False)
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ("{broken\n", r"d.jsonl:3: not valid JSON"),
+        ("[1]\n", r"d.jsonl:3: a JSON object is needed, but this is list"),
+        ('{"prompt": "x"}\n', r"d.jsonl:3: column 'label' .* is missing or empty; columns: \['prompt'\]"),
+        ('{"prompt": "x", "label": null}\n', r"d.jsonl:3: column 'label'"),
+    ],
+)
+def test_a_bad_row_is_named_or_counted(tmp_path, bad, expected):
+    path = _write_lines(tmp_path / "d.jsonl", [*_ROWS[:2], bad, *_ROWS[2:]])
+    with pytest.raises(DataError, match=expected):
+        load_rows(_dataset(path), skip_bad_rows=False)
+    rows = load_rows(_dataset(path), skip_bad_rows=True)
+    assert (len(rows.rows), rows.skipped) == (6, 1)
+
+
+def test_missing_and_unknown_files_are_named(tmp_path):
+    with pytest.raises(DataError, match="nothing.jsonl: no such file"):
+        load_rows(_dataset(tmp_path / "nothing.jsonl"), skip_bad_rows=False)
+    (tmp_path / "x.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="files of type .csv are not read"):
+        load_rows(_dataset(tmp_path / "x.csv"), skip_bad_rows=False)
+    (tmp_path / "x.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="not a readable parquet file"):
+        load_rows(_dataset(tmp_path / "x.parquet"), skip_bad_rows=False)
+
+
+def test_prompts_are_rendered_and_long_ones_counted(tmp_path, tokenizer):
+    rows = [{"prompt": [{"role": "user", "content": "2+3=?"}], "label": 5}, {"prompt": "x" * 500, "label": "y"}]
+    path = _write_lines(tmp_path / "d.jsonl", rows)
+    prompts = load_prompts([_dataset(path)], tokenizer, max_prompt_tokens=100, skip_bad_rows=False)
+    (prompt,) = prompts.prompts
+    assert prompts.too_long == 1
+    assert prompt.text == "<|im_start|>user\n2+3=?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+    assert (prompt.label, prompt.prompt_id) == ("5", "d/0")
+    with pytest.raises(DataError, match="longer than data.max_prompt_tokens = 5"):
+        load_prompts([_dataset(path)], tokenizer, max_prompt_tokens=5, skip_bad_rows=False)
+
+
+def test_templates_take_columns(tmp_path, tokenizer):
+    path = _write_lines(tmp_path / "d.jsonl", _ROWS[:1])
+    dataset = _dataset(path, prompt_template="Q: {prompt}", apply_chat_template=False)
+    (prompt,) = load_prompts([dataset], tokenizer, 100, False).prompts
+    assert prompt.text == "Q: question 0"
+    assert fill_from_row("{extra} then {label}", prompt) == "0 then 0"
+    with pytest.raises(DataError, match="cannot be filled"):
+        fill_from_row("{nothing}", prompt)
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(ModelError, match="no tokenizer can be loaded"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_the_stream_takes_every_prompt_once_an_epoch_and_resumes(tmp_path, tokenizer):
+    path = _write_lines(tmp_path / "d.jsonl", _ROWS)
+    prompts = load_prompts([_dataset(path)], tokenizer, 100, False).prompts
+    stream = PromptStream(prompts, seed=1, shuffle=True)
+    first = stream.take(4)
+    state = stream.state
+    rest = stream.take(8)
+    assert sorted(p.prompt_id for p in [*first, *rest[:2]]) == sorted(p.prompt_id for p in prompts)
+    assert sorted(p.prompt_id for p in rest[2:]) == sorted(p.prompt_id for p in prompts)
+    assert [*first, *rest[:2]] != rest[2:]
+    resumed = PromptStream(prompts, seed=1, shuffle=True, state=StreamState(state.epoch, state.position))
+    assert resumed.take(8) == rest
+    assert PromptStream(prompts, seed=2, shuffle=True).take(4) != first
+
+
+def test_arithmetic_splits_share_no_problem_in_any_order(tmp_path):
+    task = ArithmeticTaskConfig(digits=1, operands=3, train_problems=150, test_problems=60)
+    train, test = split_problems(task, seed=0)
+    assert len(set(train)) == 150
+    assert len(set(test)) == 60
+    assert not {tuple(sorted(p)) for p in train} & {tuple(sorted(p)) for p in test}
+    assert split_problems(task, seed=0) == (train, test)
+    assert split_problems(task, seed=1) != (train, test)
+    write_arithmetic(task, tmp_path, seed=0)
+    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    assert [row["prompt"][0]["content"] for row in rows] == ["+".join(map(str, p)) + "=?" for p in test]
+    assert [row["label"] for row in rows] == [str(sum(p)) for p in test]
+    with pytest.raises(ConfigError, match="only 220"):
+        split_problems(ArithmeticTaskConfig(digits=1, operands=3, train_problems=221, test_problems=1), seed=0)
+
+
+def test_solutions_add_columns_with_carry():
+    assert solution((37, 48)) == "7+8=15,3+4+1=8 Answer: 85"
+    assert solution((5, 99)) == "5+9=14,0+9+1=10 Answer: 104"
+
+
+@pytest.mark.skipif(not _GSM8K.exists(), reason="the GSM8K files are not beside the project")
+def test_gsm8k_is_read(tokenizer):
+    dataset = DatasetConfig(
+        name="gsm8k", path=str(_GSM8K), split="test", prompt_column="question", label_column="answer"
+    )
+    prompts = load_prompts([dataset], tokenizer, max_prompt_tokens=1000, skip_bad_rows=False)
+    assert len(prompts.prompts) + prompts.too_long == 1319
+    assert all("####" in prompt.label for prompt in prompts.prompts)
