@@ -58,7 +58,8 @@ class Sample:
     `loss_mask` and `rollout_logprobs` have one entry per response token; `loss_mask` is 0 for tokens the policy did
     not choose (tool output). `rollout_logprobs` are natural logarithms under the sampling distribution at
     temperature 1 of the engine. `group_id` names the prompt occurrence: samples of one group share it and nothing
-    else does. `advantage` and `reward` are None until they are computed.
+    else does. `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is
+    set only by advantage functions that tell tokens apart, and then takes precedence.
     """
 
     sample_id: str
@@ -73,6 +74,7 @@ class Sample:
     engine: int
     reward: Reward | None = None
     advantage: float | None = None
+    token_advantages: tuple[float, ...] | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -20,11 +20,30 @@ class KLConfig(Section):
     """Added to the loss, or subtracted from the reward."""
 
 
+class OverlongConfig(Section):
+    """Responses that meet or come near the token limit (DAPO, arXiv 2503.14476, section 3.4)."""
+
+    mask_truncated: bool = False
+    """Leave truncated responses out of the loss (overlong filtering); their score still counts in the group."""
+
+    buffer_tokens: int = Field(0, ge=0)
+    """Soft punishment: over the last so many tokens before the limit the score falls linearly. 0: none."""
+
+    penalty: float = Field(1.0, gt=0)
+    """What is subtracted at the limit."""
+
+
 class AlgorithmConfig(Section):
     """GRPO and its family."""
 
     advantage: str = "grpo"
     """Registered advantage function."""
+
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation ("grpo" only)."""
+
+    overlong: OverlongConfig = OverlongConfig()
+    """Treatment of over-long responses."""
 
     loss: str = "ppo_clip"
     """Registered policy loss."""

@@ -1,0 +1,15 @@
+"""What is learned from a batch of graded samples: reward shaping and advantages. numpy only."""
+
+from rlpipe.algorithms.advantages import ScoredBatch, advantage_function, register_advantage
+from rlpipe.algorithms.compute import AdvantageCounts, AdvantageResult, compute_advantages
+from rlpipe.algorithms.shaping import kl_by_sample_of
+
+__all__ = [
+    "AdvantageCounts",
+    "AdvantageResult",
+    "ScoredBatch",
+    "advantage_function",
+    "compute_advantages",
+    "kl_by_sample_of",
+    "register_advantage",
+]

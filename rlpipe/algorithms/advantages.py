@@ -1,0 +1,148 @@
+"""Advantage functions: from scores and groups to one number per response. Chosen by name, numpy only."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.errors import ConfigError
+
+Scores = NDArray[np.float64]
+
+STD_EPSILON = 1e-6
+"""Added to standard deviations, so that a tiny spread does not become a huge advantage."""
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """What an advantage function sees of `n` responses.
+
+    scores: float64 [n], rewards after shaping. groups: int64 [n], 0..G-1, every number in use. trained_tokens: int64
+    [n]. token_penalties: float64 [response tokens] per response to be subtracted from the reward token by token, for
+    functions that keep token-level returns; None where there are none. Their sums are NOT part of `scores`.
+    token_masks: float64 [response tokens] per response, given with `token_penalties`; 1 where a token is trained.
+    """
+
+    scores: Scores
+    groups: NDArray[np.int64]
+    trained_tokens: NDArray[np.int64]
+    token_penalties: tuple[Scores, ...] | None = None
+    token_masks: tuple[Scores, ...] | None = None
+
+    @property
+    def returns(self) -> Scores:
+        """Scores less the penalties of the whole response: float64 [n]."""
+        if self.token_penalties is None:
+            return self.scores
+        return self.scores - np.array([penalties.sum() for penalties in self.token_penalties])
+
+
+Advantages = Scores | tuple[Scores, ...]
+"""float64 [n], or per response float64 [response tokens]."""
+AdvantageFunction = Callable[[ScoredBatch, AlgorithmConfig], Advantages]
+
+_REGISTRY: dict[str, AdvantageFunction] = {}
+
+
+def register_advantage(name: str) -> Callable[[AdvantageFunction], AdvantageFunction]:
+    """Decorator: make a function available as `algorithm.advantage: name`."""
+
+    def register(function: AdvantageFunction) -> AdvantageFunction:
+        if name in _REGISTRY:
+            raise ConfigError(f"advantage '{name}' is registered twice: choose another name")
+        _REGISTRY[name] = function
+        return function
+
+    return register
+
+
+def advantage_function(name: str) -> AdvantageFunction:
+    """The registered function; ConfigError lists the names otherwise."""
+    if name not in _REGISTRY:
+        raise ConfigError(f"algorithm.advantage '{name}' is unknown: use one of {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[name]
+
+
+@register_advantage("grpo")
+def grpo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
+    """(r - mean of the group) / (unbiased std of the group + 1e-6); GRPO, arXiv 2402.03300, section 4.1.2.
+
+    Without the division where `normalize_by_std` is off. A group of one, and one of equal scores, gets exactly 0.
+    """
+    centred = _centred(batch.returns, batch.groups)
+    if not config.normalize_by_std:
+        return centred
+    return centred / (_group_std(centred, batch.groups) + STD_EPSILON)
+
+
+@register_advantage("dr_grpo")
+def dr_grpo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
+    """r - mean of the group; Dr.GRPO, arXiv 2503.20783, eq. 3. Its loss is aggregated with `sequence_sum_norm`."""
+    return _centred(batch.returns, batch.groups)
+
+
+@register_advantage("rloo")
+def rloo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
+    """r - mean of the OTHER responses of the group = (r - mean) n / (n - 1); RLOO, arXiv 2402.14740, eq. 8.
+
+    A group of one has no others and gets 0.
+    """
+    sizes = np.bincount(batch.groups)[batch.groups]
+    return _centred(batch.returns, batch.groups) * sizes / np.maximum(sizes - 1, 1)
+
+
+@register_advantage("reinforce_plus_plus")
+def reinforce_plus_plus(batch: ScoredBatch, config: AlgorithmConfig) -> Advantages:
+    """Token returns r - sum of the KL penalties from here on, whitened over all trained tokens of the batch.
+
+    REINFORCE++, arXiv 2501.03262, eq. 7-9 with discount 1. Needs no groups; the batch is its baseline by definition.
+    """
+    if batch.token_penalties is None or batch.token_masks is None:
+        return _whitened(batch.scores, batch.trained_tokens)
+    returns = [
+        score - np.cumsum(penalties[::-1])[::-1]
+        for score, penalties in zip(batch.scores, batch.token_penalties, strict=True)
+    ]
+    whitened = _whitened(np.concatenate(returns), np.concatenate(batch.token_masks))
+    return tuple(np.split(whitened, np.cumsum([len(values) for values in returns])[:-1]))
+
+
+@register_advantage("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
+    """(r - mean of the group), then whitened over all trained tokens of the batch; arXiv 2501.03262, eq. 10-11.
+
+    Groups of one and of equal scores enter the whitening with 0, as in the paper.
+    """
+    return _whitened(_centred(batch.returns, batch.groups), batch.trained_tokens)
+
+
+def equal_score_groups(scores: Scores, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool [G]: groups whose scores are all the same, groups of one included."""
+    count = int(groups.max()) + 1
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(low, groups, scores)
+    np.maximum.at(high, groups, scores)
+    return low == high
+
+
+def _centred(scores: Scores, groups: NDArray[np.int64]) -> Scores:
+    """Scores less the mean of their group; exactly 0 where all are equal, whatever rounding the mean has."""
+    means = np.bincount(groups, weights=scores) / np.bincount(groups)
+    return np.where(equal_score_groups(scores, groups)[groups], 0.0, scores - means[groups])
+
+
+def _group_std(centred: Scores, groups: NDArray[np.int64]) -> Scores:
+    """Unbiased standard deviation of each score's group; 0 for a group of one."""
+    squares = np.bincount(groups, weights=centred**2)
+    return np.sqrt(squares / np.maximum(np.bincount(groups) - 1, 1))[groups]
+
+
+def _whitened(values: Scores, weights: NDArray[np.number]) -> Scores:
+    """Zero mean and unit variance over the batch, each value counted `weights` times; 0 where all are equal."""
+    total = weights.sum()
+    if total == 0 or values.max() == values.min():
+        return np.zeros_like(values)
+    centred = values - (values * weights).sum() / total
+    return centred / (np.sqrt((centred**2 * weights).sum() / total) + STD_EPSILON)

@@ -1,0 +1,153 @@
+"""From graded samples to samples with advantages, with a count of everything out of the ordinary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlpipe.algorithms.advantages import Advantages, ScoredBatch, advantage_function, equal_score_groups
+from rlpipe.algorithms.shaping import KLBySample, mask_truncated, overlong_penalty
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.errors import DataError
+from rlpipe.sample import Sample, Status
+
+
+@dataclass(frozen=True)
+class AdvantageCounts:
+    """What the advantages were computed from. `equal_reward_groups` counts groups of at least two."""
+
+    samples: int
+    groups: int
+    failed_samples: int
+    singleton_groups: int
+    short_groups: int
+    equal_reward_groups: int
+    truncated_masked: int
+    overlong_penalized: int
+    kl_penalty_mean: float
+    advantage_abs_mean: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values by their names in the metric dictionary."""
+        return {
+            "rollout/equal_reward_groups_count": self.equal_reward_groups,
+            "advantage/groups_count": self.groups,
+            "advantage/failed_samples_count": self.failed_samples,
+            "advantage/singleton_groups_count": self.singleton_groups,
+            "advantage/short_groups_count": self.short_groups,
+            "advantage/truncated_masked_count": self.truncated_masked,
+            "advantage/overlong_penalized_count": self.overlong_penalized,
+            "advantage/kl_penalty_mean": self.kl_penalty_mean,
+            "advantage/abs_mean": self.advantage_abs_mean,
+        }
+
+
+@dataclass(frozen=True)
+class AdvantageResult:
+    """The samples that can be trained, in the order given, with `advantage` set."""
+
+    samples: tuple[Sample, ...]
+    counts: AdvantageCounts
+
+
+def compute_advantages(
+    samples: Sequence[Sample],
+    config: AlgorithmConfig,
+    *,
+    max_response_tokens: int,
+    kl_by_sample: KLBySample | None = None,
+) -> AdvantageResult:
+    """Shape rewards, then apply the advantage function that the configuration names.
+
+    Failed samples are left out and counted; their group goes on with the rest. kl_by_sample: the KL estimate of each
+    response token, needed where `config.kl.placement` is "reward". Raises DataError for no samples, for one without a
+    reward and for a reward that is not finite.
+    """
+    usable = [sample for sample in samples if sample.status is not Status.FAILED]
+    if not usable:
+        raise DataError(f"no sample of {len(samples)} can be trained: all failed")
+    shaped = [mask_truncated(sample) for sample in usable] if config.overlong.mask_truncated else usable
+    length_penalties = _length_penalties(shaped, config, max_response_tokens)
+    penalties = _token_penalties(shaped, config, kl_by_sample)
+    batch = ScoredBatch(
+        scores=_scores(shaped) + length_penalties,
+        groups=group_numbers(shaped),
+        trained_tokens=np.array([sample.trained_tokens for sample in shaped], dtype=np.int64),
+        token_penalties=penalties,
+        token_masks=tuple(_mask(sample) for sample in shaped) if penalties else None,
+    )
+    advantages = advantage_function(config.advantage)(batch, config)
+    result = tuple(_with_advantage(shaped, advantages))
+    sizes = np.bincount(batch.groups)
+    return AdvantageResult(
+        result,
+        AdvantageCounts(
+            samples=len(result),
+            groups=len(sizes),
+            failed_samples=len(samples) - len(usable),
+            singleton_groups=int((sizes == 1).sum()),
+            short_groups=int((sizes < sizes.max()).sum()),
+            equal_reward_groups=int((equal_score_groups(batch.returns, batch.groups) & (sizes > 1)).sum()),
+            truncated_masked=sum(s.status is Status.TRUNCATED for s in shaped) if config.overlong.mask_truncated else 0,
+            overlong_penalized=int(np.count_nonzero(length_penalties)),
+            kl_penalty_mean=float(np.concatenate(penalties).mean()) if penalties else 0.0,
+            advantage_abs_mean=float(np.mean([abs(sample.advantage or 0.0) for sample in result])),
+        ),
+    )
+
+
+def group_numbers(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """Each sample's group as a number, 0, 1, ... in order of first appearance: int64 [n]."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(sample.group_id, len(numbers)) for sample in samples], dtype=np.int64)
+
+
+def _scores(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    scores = np.empty(len(samples))
+    for i, sample in enumerate(samples):
+        if sample.reward is None or not np.isfinite(sample.reward.score):
+            raise DataError(f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score")
+        scores[i] = sample.reward.score
+    return scores
+
+
+def _length_penalties(
+    samples: Sequence[Sample], config: AlgorithmConfig, max_response_tokens: int
+) -> NDArray[np.float64]:
+    overlong = config.overlong
+    return np.array(
+        [
+            overlong.penalty * overlong_penalty(sample.response_tokens, max_response_tokens, overlong.buffer_tokens)
+            for sample in samples
+        ]
+    )
+
+
+def _token_penalties(
+    samples: Sequence[Sample], config: AlgorithmConfig, kl_by_sample: KLBySample | None
+) -> tuple[NDArray[np.float64], ...] | None:
+    """The coefficient times the KL of each response token; 0 for tokens that the policy did not choose."""
+    if config.kl.coefficient == 0 or config.kl.placement != "reward":
+        return None
+    if kl_by_sample is None:
+        raise DataError("algorithm.kl.placement is 'reward' but no KL was given: run the reference pass before grading")
+    missing = [sample.sample_id for sample in samples if sample.sample_id not in kl_by_sample]
+    if missing:
+        raise DataError(f"{len(missing)} samples have no KL to the reference, the first is {missing[0]}")
+    return tuple(config.kl.coefficient * kl_by_sample[sample.sample_id] * _mask(sample) for sample in samples)
+
+
+def _mask(sample: Sample) -> NDArray[np.float64]:
+    return np.array(sample.loss_mask, dtype=np.float64)
+
+
+def _with_advantage(samples: Sequence[Sample], advantages: Advantages) -> list[Sample]:
+    """`advantage` per response; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
+    if isinstance(advantages, np.ndarray):
+        return [replace(sample, advantage=float(value)) for sample, value in zip(samples, advantages, strict=True)]
+    return [
+        replace(sample, advantage=float(values.mean()) if len(values) else 0.0, token_advantages=tuple(values.tolist()))
+        for sample, values in zip(samples, advantages, strict=True)
+    ]

@@ -1,0 +1,68 @@
+"""Changes to rewards and masks before advantages: length penalties and the KL penalty."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlpipe.sample import Sample, Status
+
+
+def overlong_penalty(response_tokens: int, max_response_tokens: int, buffer_tokens: int) -> float:
+    """Soft overlong punishment in -1..0: DAPO, arXiv 2503.14476, eq. 13.
+
+    0 up to `max_response_tokens - buffer_tokens`, then linear down to -1 at `max_response_tokens`, -1 beyond it.
+    """
+    over = response_tokens - (max_response_tokens - buffer_tokens)
+    if buffer_tokens == 0 or over <= 0:
+        return 0.0
+    return max(-1.0, -over / buffer_tokens)
+
+
+def mask_truncated(sample: Sample) -> Sample:
+    """Overlong filtering (DAPO, section 3.4): no loss on a truncated response; its score counts."""
+    if sample.status is not Status.TRUNCATED:
+        return sample
+    return replace(sample, loss_mask=(0,) * sample.response_tokens)
+
+
+def kl_estimate(
+    logprobs: NDArray[np.float32], reference_logprobs: NDArray[np.float32], estimator: str
+) -> NDArray[np.float64]:
+    """KL(policy || reference) per token, of the same shape; Schulman, "Approximating KL divergence" (2020).
+
+    With d = log policy - log reference: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
+    """
+    difference = logprobs.astype(np.float64) - reference_logprobs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference**2 / 2
+    return np.expm1(-difference) + difference
+
+
+def kl_by_sample_of(
+    samples: Sequence[Sample],
+    policy: Mapping[str, NDArray[np.float32]] | None,
+    reference: Mapping[str, NDArray[np.float32]],
+    estimator: str,
+) -> dict[str, NDArray[np.float64]]:
+    """KL to the reference of each response token, by sample id: float64 [response].
+
+    policy, reference: float32 [prompt + response] per sample id, aligned by prediction, as
+    `rlpipe.batching.logprobs_by_sample` returns them. policy None: what the rollout engine reported.
+    """
+    estimates = {}
+    for sample in samples:
+        span = slice(sample.prompt_tokens - 1, sample.total_tokens - 1)
+        if policy is None:
+            logprobs = np.array(sample.rollout_logprobs, dtype=np.float32)
+        else:
+            logprobs = policy[sample.sample_id][span]
+        estimates[sample.sample_id] = kl_estimate(logprobs, reference[sample.sample_id][span], estimator)
+    return estimates
+
+
+KLBySample = Mapping[str, NDArray[np.float64]]
+"""Per sample id the KL estimate of each response token."""

@@ -1,0 +1,77 @@
+"""One sequence ready to be laid into a pack: arrays aligned by prediction (see `rlpipe.pack`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlpipe.errors import DataError
+from rlpipe.sample import Sample
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """`n` tokens. Entry `t` of `loss_mask`, `advantages` and `rollout_logprobs` belongs to predicting token `t + 1`.
+
+    token_ids: int64 [n]. loss_mask, advantages, rollout_logprobs: float32 [n]; the last entry is 0.
+    """
+
+    sequence_id: str
+    group_id: str
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    rollout_logprobs: NDArray[np.float32]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
+
+
+def sequence_of(sample: Sample) -> TrainingSequence:
+    """The sequence of a rollout: prompt, then response. An advantage that is not computed yet reads as 0.
+
+    Raises DataError for an empty prompt (nothing predicts the first response token) and for arrays of unequal length.
+    """
+    prompt, response = sample.prompt_tokens, sample.response_tokens
+    if prompt == 0:
+        raise DataError(f"sample {sample.sample_id} has an empty prompt: give it at least one token")
+    if not response == len(sample.loss_mask) == len(sample.rollout_logprobs):
+        raise DataError(
+            f"sample {sample.sample_id} has {response} response tokens, {len(sample.loss_mask)} loss mask entries and "
+            f"{len(sample.rollout_logprobs)} log-probabilities: all three must be equal"
+        )
+    mask = _predicting(sample.loss_mask, prompt)
+    advantages = [sample.advantage or 0.0] * response if sample.token_advantages is None else sample.token_advantages
+    return TrainingSequence(
+        sequence_id=sample.sample_id,
+        group_id=sample.group_id,
+        token_ids=np.array(sample.prompt.token_ids + sample.response_ids, dtype=np.int64),
+        loss_mask=mask,
+        advantages=_predicting(advantages, prompt),
+        rollout_logprobs=_predicting(sample.rollout_logprobs, prompt),
+    )
+
+
+def supervised_sequence(
+    sequence_id: str, prompt_ids: Sequence[int], answer_ids: Sequence[int], answer_mask: Sequence[int] | None = None
+) -> TrainingSequence:
+    """A sequence for supervised training: the prompt is context, the answer tokens (those of the mask) are targets."""
+    if not prompt_ids:
+        raise DataError(f"sequence {sequence_id} has an empty prompt: give it at least one token")
+    mask = _predicting(answer_mask if answer_mask is not None else [1] * len(answer_ids), len(prompt_ids))
+    zeros = np.zeros_like(mask)
+    tokens = np.array([*prompt_ids, *answer_ids], dtype=np.int64)
+    return TrainingSequence(sequence_id, sequence_id, tokens, mask, zeros, zeros)
+
+
+def _predicting(response_values: Sequence[float], prompt_tokens: int) -> NDArray[np.float32]:
+    """Values of response tokens, moved to the positions that predict them: float32 [prompt + response]."""
+    values = np.zeros(prompt_tokens + len(response_values), dtype=np.float32)
+    values[prompt_tokens - 1 : -1] = response_values
+    return values

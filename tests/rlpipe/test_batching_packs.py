@@ -1,0 +1,195 @@
+"""Packs: layout, budget, equal counts, loss weights and log-probabilities carried between packs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpipe.batching import (
+    PackLimits,
+    attach_logprobs,
+    logprobs_by_sample,
+    pack_for_logprobs,
+    pack_for_training,
+    pack_sequences,
+    response_logprobs,
+    supervised_sequence,
+)
+from rlpipe.errors import DataError
+from rlpipe.sample import Prompt, Reward, Sample, Status, VersionSpan
+
+
+def sample_of(
+    name: str, group: str, prompt_tokens: int, response_tokens: int, advantage: float | None = 1.0, mask=None
+) -> Sample:
+    """Token ids count up from a number made from the name, so that a token tells where it came from."""
+    first = 1000 * (1 + int(name))
+    ids = tuple(range(first, first + prompt_tokens + response_tokens))
+    return Sample(
+        sample_id=name,
+        group_id=group,
+        prompt=Prompt(group, "", ids[:prompt_tokens], "", "test"),
+        response_ids=ids[prompt_tokens:],
+        response_text="",
+        rollout_logprobs=tuple(-0.001 * i for i in ids[prompt_tokens:]),
+        loss_mask=tuple(mask) if mask is not None else (1,) * response_tokens,
+        versions=(VersionSpan(0, response_tokens),),
+        status=Status.COMPLETED,
+        engine=0,
+        reward=Reward(1.0, True, ""),
+        advantage=advantage,
+    )
+
+
+def test_layout_of_a_pack_by_hand():
+    samples = [sample_of("0", "a", 2, 3, 0.5, mask=(1, 0, 1)), sample_of("1", "a", 1, 1, -2.0)]
+    packed = pack_for_training(samples, PackLimits(16, 4, 12), data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    [[[pack]]] = packed.ranks
+    assert pack.sample_ids == ("0", "1")
+    assert pack.cu_seqlens == (0, 5, 7)
+    assert pack.cu_seqlens_padded == (0, 8, 12)
+    assert pack.token_ids.tolist() == [1000, 1001, 1002, 1003, 1004, 0, 0, 0, 2000, 2001, 0, 0]
+    assert pack.targets.tolist() == [1001, 1002, 1003, 1004, 0, 0, 0, 0, 2001, 0, 0, 0]
+    assert pack.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    assert pack.loss_mask.tolist() == [0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
+    assert pack.loss_weights == pytest.approx(pack.loss_mask / 3)
+    assert pack.advantages.tolist() == [0, 0.5, 0.5, 0.5, 0, 0, 0, 0, -2, 0, 0, 0]
+    assert pack.rollout_logprobs == pytest.approx([0, -1.002, -1.003, -1.004, 0, 0, 0, 0, -2.001, 0, 0, 0])
+    assert packed.report.fill_share == 7 / 16
+    assert packed.report.padding_tokens == 5
+
+
+def test_last_sequence_is_lengthened_to_the_pack_multiple_and_dummies_have_it():
+    packed = pack_for_training(
+        [sample_of("0", "a", 2, 3)], PackLimits(64, 4, 24), data_parallel=2, aggregation="token_mean", norm_tokens=1
+    )
+    [real], [dummy] = packed.ranks[0][0], packed.ranks[1][0]
+    assert real.cu_seqlens_padded == (0, 24)
+    assert dummy.padded_tokens == 24 and dummy.sample_ids == () and not dummy.loss_weights.any()
+    assert packed.report.dummy_packs == 1
+
+
+batches = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=40).map(
+    lambda rows: [sample_of(str(i), f"g{group}", p, r) for i, (p, r, group) in enumerate(rows)]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    samples=batches,
+    ranks=st.integers(1, 4),
+    updates=st.integers(1, 3),
+    multiples=st.sampled_from([(1, 1), (4, 4), (4, 12)]),
+    budget=st.integers(24, 120),
+    slots_multiple=st.integers(1, 2),
+)
+def test_every_sample_once_within_budget_and_equal_counts(samples, ranks, updates, multiples, budget, slots_multiple):
+    limits = PackLimits(budget, *multiples)
+    fitting = [s for s in samples if -(-s.total_tokens // multiples[0]) * multiples[0] <= limits.capacity_tokens]
+    arguments = dict(data_parallel=ranks, aggregation="token_mean", norm_tokens=1, updates=updates)
+    if not fitting:
+        with pytest.raises(DataError, match="longer than a pack"):
+            pack_for_training(samples, limits, **arguments)
+        return
+    packed = pack_for_training(samples, limits, **arguments, slots_multiple=slots_multiple)
+    packs = [pack for rank in packed.ranks for step in rank for pack in step]
+    seen = [sample_id for pack in packs for sample_id in pack.sample_ids]
+    assert sorted(seen + list(packed.report.oversize_ids)) == sorted(s.sample_id for s in samples)
+    assert all(pack.padded_tokens <= budget and pack.padded_tokens % multiples[1] == 0 for pack in packs)
+    assert len({tuple(len(step) for step in rank) for rank in packed.ranks}) == 1
+    assert all(len(step) % slots_multiple == 0 for rank in packed.ranks for step in rank)
+    assert len(packed.ranks) == ranks
+    for step in range(packed.report.steps):
+        weights = sum(float(pack.loss_weights.sum()) for rank in packed.ranks for pack in rank[step])
+        assert weights == pytest.approx(1, abs=1e-5)
+
+
+def test_groups_stay_whole_and_in_order_over_the_steps_of_an_iteration():
+    samples = [sample_of(str(i), f"g{i % 5}", 2, 3 + i) for i in range(20)]
+    packed = pack_for_training(
+        samples, PackLimits(64), data_parallel=2, aggregation="token_mean", norm_tokens=1, updates=3
+    )
+    found = [
+        sorted({int(name) % 5 for rank in packed.ranks for pack in rank[step] for name in pack.sample_ids})
+        for step in range(3)
+    ]
+    assert found == [[0], [1, 2], [3, 4]]
+    few = pack_for_training(
+        samples[:2], PackLimits(64), data_parallel=1, aggregation="token_mean", norm_tokens=1, updates=3
+    )
+    assert few.report.steps == 2
+
+
+def test_packing_is_deterministic():
+    samples = [sample_of(str(i), f"g{i % 7}", 3, 1 + (i * 37) % 50) for i in range(60)]
+    first, second = (
+        pack_for_training(samples, PackLimits(80, 4, 4), data_parallel=3, aggregation="group_mean", norm_tokens=1)
+        for _ in range(2)
+    )
+    assert [[[p.sample_ids for p in s] for s in r] for r in first.ranks] == [
+        [[p.sample_ids for p in s] for s in r] for r in second.ranks
+    ]
+
+
+def test_samples_longer_than_a_pack_are_left_out_by_name_and_of_the_denominator():
+    samples = [sample_of("0", "a", 2, 2), sample_of("1", "a", 2, 40)]
+    packed = pack_for_training(samples, PackLimits(16), data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    assert packed.report.oversize_ids == ("1",)
+    assert packed.report.metrics["pack/oversize_count"] == 1
+    assert packed.ranks[0][0][0].loss_weights.sum() == 1
+    assert "1 sequences longer than a pack left out (1" in str(packed.report)
+
+
+def test_wrong_batches_are_refused():
+    limits = PackLimits(16)
+    arguments = dict(data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    with pytest.raises(DataError, match="nothing to pack"):
+        pack_for_training([], limits, **arguments)
+    with pytest.raises(DataError, match="0 occurs twice"):
+        pack_for_training([sample_of("0", "a", 2, 2)] * 2, limits, **arguments)
+    with pytest.raises(DataError, match="no advantage"):
+        pack_for_training([sample_of("0", "a", 2, 2, advantage=None)], limits, **arguments)
+    with pytest.raises(DataError, match="empty prompt"):
+        pack_for_training([sample_of("0", "a", 0, 2)], limits, **arguments)
+    with pytest.raises(DataError, match="all three must be equal"):
+        pack_for_training([sample_of("0", "a", 1, 2, mask=(1,))], limits, **arguments)
+
+
+def test_logprobs_travel_from_forward_packs_to_training_packs():
+    samples = [sample_of(str(i), f"g{i % 3}", 2 + i % 4, 1 + (i * 11) % 30) for i in range(17)]
+    forward = pack_for_logprobs([replace(s, advantage=None) for s in samples], PackLimits(160, 4, 8), data_parallel=2)
+    results = [[pack.targets.astype(np.float32) / 1000 for pack in rank] for rank in forward.ranks]
+    found = logprobs_by_sample(forward.ranks, results)
+    first = samples[0]
+    assert response_logprobs(first, found["0"]) == pytest.approx(np.array(first.response_ids) / 1000)
+    training = pack_for_training(
+        samples, PackLimits(64, 4, 8), data_parallel=3, aggregation="token_mean", norm_tokens=1, updates=2
+    )
+    attached = attach_logprobs(training.ranks, old=found, reference={k: v + 1 for k, v in found.items()})
+    for rank in attached:
+        for pack in (pack for step in rank for pack in step):
+            trained = pack.loss_mask == 1
+            assert pack.old_logprobs[trained] == pytest.approx(pack.targets[trained] / 1000)
+            assert pack.ref_logprobs[trained] == pytest.approx(pack.targets[trained] / 1000 + 1)
+    del found["3"]
+    with pytest.raises(DataError, match="sample 3 needs .* has none"):
+        attach_logprobs(training.ranks, old=found)
+    with pytest.raises(DataError, match="log-probabilities of shape"):
+        logprobs_by_sample(forward.ranks, [[values[1:] for values in rank] for rank in results])
+
+
+def test_supervised_sequences_mask_the_prompt():
+    sequences = [supervised_sequence("0", (5, 6, 7), (8, 9)), supervised_sequence("1", (5,), (8, 9, 4), (0, 1, 1))]
+    [[[pack]]] = pack_sequences(sequences, PackLimits(16), data_parallel=1).ranks
+    assert pack.targets[pack.loss_mask == 1].tolist() == [8, 9, 9, 4]
+    assert pack.loss_weights.sum() == pytest.approx(1)
+
+
+def test_token_advantages_take_precedence():
+    sample = replace(sample_of("0", "a", 2, 3), token_advantages=(0.1, 0.2, 0.3))
+    [[[pack]]] = pack_for_training(
+        [sample], PackLimits(8), data_parallel=1, aggregation="token_mean", norm_tokens=1
+    ).ranks
+    assert pack.advantages == pytest.approx([0, 0.1, 0.2, 0.3, 0])
