@@ -6,6 +6,7 @@ middle of anything cannot block another. A grader that hangs, crashes or raises 
 """
 
 import logging
+import pickle
 import queue
 import signal
 import threading
@@ -36,7 +37,7 @@ class Failures:
 class _Request:
     sample_id: str
     grader: str
-    arguments: tuple[str, str, str, dict, dict]
+    message: bytes
     future: "Future[Reward]"
 
 
@@ -80,8 +81,8 @@ class GradingPool:
         """
         if self._closing.is_set():
             raise RuntimeError("the grading pool is closed")
-        arguments = (grader, response, label, dict(options or {}), dict(facts or {}))
-        request = _Request(sample_id, grader, arguments, Future())
+        message = pickle.dumps((grader, response, label, dict(options or {}), dict(facts or {})))
+        request = _Request(sample_id, grader, message, Future())
         self._requests.put(request)
         return request.future
 
@@ -203,7 +204,7 @@ class _Owner(threading.Thread):
         if self._worker is None:  # interrupted while closing
             return self._journal.error(request, "the pool was closed")
         try:
-            answer = self._worker.ask(request.arguments, self._timeout_seconds)
+            answer = self._worker.ask(request.message, self._timeout_seconds)
         except TimeoutError:
             self._end_worker()
             return self._journal.timeout(request, f"grading took longer than {self._timeout_seconds:g} seconds")

@@ -38,9 +38,9 @@ class WorkerProcess:
             raise TimeoutError
         return self._connection.recv()
 
-    def ask(self, request: tuple, timeout_seconds: float) -> object:
-        """Send `request` and receive its answer; raises like `receive`."""
-        self._connection.send(request)
+    def ask(self, message: bytes, timeout_seconds: float) -> object:
+        """Send a pickled request and receive its answer; raises like `receive`."""
+        self._connection.send_bytes(message)
         return self.receive(timeout_seconds)
 
     def kill(self) -> None:

@@ -9,12 +9,12 @@ from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.base import Section
 from rlpipe.config.data import DataConfig, EvalConfig
 from rlpipe.config.model import ModelConfig, PrepareConfig, WarmStartConfig
+from rlpipe.config.reward import RewardConfig
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.config.run import (
     CheckpointConfig,
     DeadlinesConfig,
     RayConfig,
-    RewardConfig,
     RunConfig,
     TrackersConfig,
     WeightSyncConfig,

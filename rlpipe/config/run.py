@@ -1,29 +1,10 @@
 """The run itself: length, seed, folders, deadlines, tracking."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rlpipe.config.base import Section
-
-
-class RewardConfig(Section):
-    """Grading."""
-
-    name: str = "math"
-    """Registered grader, or `package.module:function`."""
-
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the grader."""
-
-    workers: int = Field(1, ge=1)
-    """Grading processes."""
-
-    timeout_seconds: float = Field(10.0, gt=0)
-    """Time limit of one response."""
-
-    score_on_failure: float = 0.0
-    """Score of a response whose grading timed out or crashed; such responses are counted."""
 
 
 class WeightSyncConfig(Section):

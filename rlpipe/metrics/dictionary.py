@@ -88,6 +88,10 @@ _DECLARED = [
     Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
     Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
     Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),
+    Metric(
+        "reward/format_share", "share", "share of responses whose answer stood where the grader's convention wants it"
+    ),
+    Metric("reward/{component}_mean", "none", "mean of one component of the reward"),
     Metric("pack/packs_count", "count", "packs of the iteration, all ranks"),
     Metric("pack/fill_share", "share", "real tokens over the capacity of all packs"),
     Metric("pack/dummy_packs_count", "count", "packs without samples that keep ranks in step"),

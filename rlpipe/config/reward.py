@@ -1,0 +1,46 @@
+"""How responses are graded."""
+
+from typing import Any
+
+from pydantic import Field
+
+from rlpipe.config.base import Section
+
+
+class GraderConfig(Section):
+    """One grader with its options."""
+
+    name: str
+    """Registered grader, or `package.module:function`."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the grader."""
+
+
+class RewardConfig(Section):
+    """Grading."""
+
+    name: str = "math"
+    """Registered grader, an entry of `graders`, or `package.module:function`."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the grader."""
+
+    graders: dict[str, GraderConfig] = Field(default_factory=dict)
+    """Graders with options under names of your own, for `column` and for `data.*.reward`."""
+
+    column: str | None = None
+    """Column of a prompt's row that names its grader: an entry of `graders`, or a registered one. A row without a
+    value gets the grader of its data set."""
+
+    workers: int = Field(1, ge=1)
+    """Grading processes."""
+
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Time limit of one response."""
+
+    memory_bytes: int = Field(4 * 2**30, ge=2**29)
+    """Address space of one grading process; a grader that needs more fails and is counted."""
+
+    score_on_failure: float = 0.0
+    """Score of a response whose grading timed out or crashed; such responses are counted."""
