@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Pack:
-    """`T` = `cu_seqlens_padded[-1]` tokens of `n` sequences; `n` may be 0 for a dummy pack.
+    """`T` = `cu_seqlens_padded[-1]` tokens of `n` sequences. `dummy_pack` makes one without samples.
 
     token_ids, targets: int64 [T]; the last real position of a sequence has no target (0, mask 0), as has padding.
     position_ids: int64 [T], restart at 0 in each sequence.
@@ -58,3 +58,24 @@ class Pack:
         """The longest padded sequence: Megatron's THD rotary embedding needs the true longest one."""
         pairs = zip(self.cu_seqlens_padded, self.cu_seqlens_padded[1:], strict=False)
         return max((b - a for a, b in pairs), default=0)
+
+
+def dummy_pack(padded_tokens: int) -> Pack:
+    """A pack for a rank that has run out of samples: it takes part in every exchange and adds nothing to the loss.
+
+    One sequence of no real tokens and `padded_tokens` of padding, with zero masks and weights, and no samples.
+    """
+    zeros = np.zeros(padded_tokens, np.float32)
+    ids = np.zeros(padded_tokens, np.int64)
+    return Pack(
+        sample_ids=(),
+        token_ids=ids,
+        targets=ids,
+        position_ids=np.arange(padded_tokens, dtype=np.int64),
+        loss_mask=zeros,
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        cu_seqlens=(0, 0),
+        cu_seqlens_padded=(0, padded_tokens),
+    )

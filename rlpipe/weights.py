@@ -5,7 +5,12 @@ the buckets in order, each engine receives them in order, and the version is set
 """
 
 import math
+import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,8 @@ class WeightBucket:
 
     tensors: tuple[TensorSpec, ...]
     size_bytes: int
+
+
+def checksum(data: "Buffer") -> str:
+    """CRC-32 of the bytes of a flattened bucket, as 8 hexadecimal digits; sender and receivers compare it."""
+    return f"{zlib.crc32(data):08x}"

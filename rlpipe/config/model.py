@@ -84,7 +84,10 @@ class WarmStartConfig(Section):
     """A short supervised phase before GRPO, on labels of the training data, by the same actor."""
 
     steps: int = Field(ge=1)
-    """Optimizer steps."""
+    """Optimizer steps at most."""
+
+    stop_at_loss: float = Field(0.0, ge=0)
+    """Stop when the loss of a step, in nats per answer token, is at most this."""
 
     sequences_per_step: int = Field(128, ge=1)
     """Problems per optimizer step."""

@@ -1,0 +1,120 @@
+"""The command line. Commands import what they need when they run, so that `--help` is instant."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from rlpipe.config.load import load_config
+from rlpipe.config.save import resolved_yaml
+from rlpipe.environment import set_defaults
+from rlpipe.errors import EXIT_CODE, RlpipeError
+
+app = typer.Typer(
+    help="GRPO post-training with Ray, SGLang and Megatron-core, on a laptop CPU or a GPU cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_INTERRUPTED = 130
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that needs no cluster, then stop.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train a policy with GRPO."""
+    with one_sentence(debug):
+        settings = load_config(config, overrides or [])
+        if dry_run:
+            from rlpipe.inputs import load_inputs
+
+            typer.echo(load_inputs(settings).summary)
+            return
+        from rlpipe.train import train as run_training
+
+        _finish(run_training(settings, resume=resume, overwrite=overwrite))
+
+
+@app.command("eval")
+def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Evaluate the policy at `model.path` on the evaluation sets."""
+    with one_sentence(debug):
+        from rlpipe.evaluate import evaluate as run_evaluation
+
+        typer.echo(json.dumps(run_evaluation(load_config(config, overrides or [])), indent=2))
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")], debug: Debug = False) -> None:
+    """Draw a run: report.png and report.html in its folder."""
+    with one_sentence(debug):
+        _show_report(run_dir)
+
+
+@app.command("config")
+def show_config(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print the resolved configuration."""
+    with one_sentence(debug):
+        typer.echo(resolved_yaml(load_config(config, overrides or [])), nl=False)
+
+
+def main() -> None:
+    """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
+    set_defaults()
+    signal.signal(signal.SIGTERM, _interrupt)
+    app()
+
+
+@contextmanager
+def one_sentence(debug: bool) -> Iterator[None]:
+    """Turns what the user can mend into one sentence and exit code 2, and Ctrl-C into exit code 130."""
+    try:
+        yield
+    except RlpipeError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CODE) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted; everything that was started is stopped", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _finish(folder: Path) -> None:
+    from rlpipe.report.history import read_history
+
+    history = read_history(folder)
+    for name in history.names("eval/", "/accuracy"):
+        _, values = history.series(name)
+        typer.echo(f"held-out accuracy ({name.split('/')[1]}): {values[0]:.1%} before, {values[-1]:.1%} after training")
+    _show_report(folder)
+
+
+def _show_report(folder: Path) -> None:
+    from rlpipe.report import write_report
+
+    files = write_report(folder)
+    typer.echo(f"picture: {files.picture}\nreport:  {files.page}")

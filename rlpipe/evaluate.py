@@ -1,0 +1,33 @@
+"""Evaluating a policy without training it: engines and graders alone."""
+
+from contextlib import ExitStack
+
+from rewards.pool import GradingPool
+from rlpipe.config.root import Config
+from rlpipe.console import Console
+from rlpipe.errors import ConfigError
+from rlpipe.evaluation import Evaluation
+from rlpipe.inputs import load_inputs
+from rlpipe.placement import engine_placement, ray_cluster
+from rlpipe.rollouts import Rollouts
+from rollout.pool import RolloutPool
+
+
+def evaluate(config: Config) -> dict[str, float]:
+    """Metrics of the evaluation sets for the policy at `model.path`."""
+    if not config.eval.datasets:
+        raise ConfigError("eval.datasets is empty: name at least one data set to evaluate on")
+    inputs = load_inputs(config)
+    console = Console(config.run.iterations, to_stderr=True)
+    with ExitStack() as stack:
+        grading = stack.enter_context(
+            GradingPool(config.reward.workers, config.reward.timeout_seconds, config.reward.score_on_failure)
+        )
+        stack.enter_context(ray_cluster(config))
+        placement = stack.enter_context(engine_placement(config))
+        pool = RolloutPool.start(config, config.model.path, placement)
+        stack.callback(pool.stop)
+        with console.task("starting the engines"):
+            pool.wait_until_ready()
+        with console.task("evaluating"):
+            return Evaluation(config, inputs.evaluation).run(0, Rollouts(pool, grading, inputs, console))

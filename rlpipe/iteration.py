@@ -1,0 +1,95 @@
+"""One iteration's record: its phases, its metrics, and the time that no phase claims."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rlpipe.console import Console
+from rlpipe.phases import PhaseClock
+from rlpipe.tracking.trackers import Trackers
+
+PHASES = (
+    "data",
+    "rollout",
+    "reward",
+    "advantage",
+    "pack",
+    "ref_logprob",
+    "old_logprob",
+    "forward_backward",
+    "optimizer",
+    "train_other",
+    "weight_sync",
+    "eval",
+    "checkpoint",
+    "tracking",
+)
+
+
+class IterationRecord:
+    """Collects what belongs to iteration `number`. Its time starts where the one before ended."""
+
+    def __init__(self, number: int, start_seconds: float, console: Console) -> None:
+        self.number = number
+        self.metrics: dict[str, float] = {}
+        self._clock = PhaseClock()
+        # The iteration begins where the one before ended, so writing that one's row is this one's first phase.
+        self._clock.add("tracking", time.perf_counter() - start_seconds)
+        self._start_seconds = start_seconds
+        self._console = console
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with self._console.phase(self.number, name), self._clock.phase(name):
+            yield
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
+
+    def seconds(self, *phases: str) -> float:
+        """Seconds so far of the given phases together."""
+        return sum(self._clock.seconds.get(phase, 0.0) for phase in phases)
+
+    def split(self, phase: str, parts: Mapping[str, float], rest: str) -> None:
+        """Divide the seconds of `phase` into `parts` as its workers measured them, and `rest`."""
+        whole = self._clock.seconds.pop(phase)
+        for name, seconds in {**parts, rest: max(0.0, whole - sum(parts.values()))}.items():
+            self._clock.add(name, seconds)
+
+    def finish(self) -> float:
+        """Add the time metrics; returns the moment the iteration ended."""
+        end = time.perf_counter()
+        step = end - self._start_seconds
+        claimed = self._clock.seconds
+        unaccounted = step - sum(claimed.values())
+        self.add({f"time/{name}_seconds": claimed.get(name, 0.0) for name in PHASES})
+        self.add(
+            {
+                "time/step_seconds": step,
+                "time/unaccounted_seconds": unaccounted,
+                "time/unaccounted_share": unaccounted / step,
+            }
+        )
+        return end
+
+
+class IterationLog:
+    """Hands out records whose times touch, and logs each when it ends."""
+
+    def __init__(self, trackers: Trackers, console: Console) -> None:
+        self._trackers = trackers
+        self._console = console
+        self._end_seconds = time.perf_counter()
+
+    @contextmanager
+    def iteration(self, number: int) -> Iterator[IterationRecord]:
+        """The record of iteration `number`; writing the row before counts as this one's phase `tracking`."""
+        record = IterationRecord(number, self._end_seconds, self._console)
+        yield record
+        self._end_seconds = record.finish()
+        self._trackers.log(number, record.metrics)
+        self._console.row(number, record.metrics)
+
+    def restart_clock(self) -> None:
+        """Call right before the first iteration: what came earlier belongs to none."""
+        self._end_seconds = time.perf_counter()

@@ -1,0 +1,118 @@
+"""From graded samples to an updated policy: the driver's side of training."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlpipe.algorithms import AdvantageResult, compute_advantages
+from rlpipe.algorithms.shaping import KLBySample, kl_estimate
+from rlpipe.batching import (
+    CostModel,
+    PackLimits,
+    TrainingPacks,
+    attach_logprobs,
+    logprobs_by_sample,
+    pack_for_logprobs,
+    pack_for_training,
+    response_logprobs,
+)
+from rlpipe.batching.logprobs import LogprobsBySample
+from rlpipe.config.root import Config
+from rlpipe.flops import load_model_shape, sequence_cost
+from rlpipe.sample import Sample
+
+if TYPE_CHECKING:
+    from actor.group import ActorGroup
+    from actor.report import TrainReport
+
+
+class Learner:
+    """Reference and old log-probabilities, advantages, packs and the update of one iteration."""
+
+    def __init__(self, config: Config, actor: "ActorGroup") -> None:
+        self._config = config
+        self._actor = actor
+        self._limits = PackLimits.training(config.actor)
+        self._forward_limits = PackLimits.forward_only(config.actor)
+        self._cost = flops_cost(config.model.path)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
+        """Log-probabilities under the reference policy; None where no KL term needs them."""
+        return self._logprobs(samples, "reference") if self._config.algorithm.kl.coefficient > 0 else None
+
+    def old_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
+        """Log-probabilities under the policy before the update.
+
+        None for a single on-policy step: there they equal the ones of the update's own forward pass.
+        """
+        return self._logprobs(samples, "policy") if self._config.algorithm.updates_per_iteration > 1 else None
+
+    def advantages(
+        self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None
+    ) -> AdvantageResult:
+        """Advantages of the samples that can be trained."""
+        kl = self._config.algorithm.kl
+        penalties = None
+        if reference is not None and kl.placement == "reward":
+            penalties = _kl_by_sample(samples, reference, old, kl.estimator)
+        return compute_advantages(
+            samples,
+            self._config.algorithm,
+            max_response_tokens=self._config.rollout.max_response_tokens,
+            kl_by_sample=penalties,
+        )
+
+    def pack(
+        self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None
+    ) -> TrainingPacks:
+        """The update's packs with the log-probabilities that its loss needs."""
+        packs = pack_for_training(
+            samples,
+            self._limits,
+            data_parallel=self._actor.layout.data_parallel,
+            aggregation=self._config.algorithm.aggregation,
+            norm_tokens=self._config.rollout.max_response_tokens,
+            updates=self._config.algorithm.updates_per_iteration,
+            cost=self._cost,
+        )
+        in_loss = reference if self._config.algorithm.kl.placement == "loss" else None
+        return replace(packs, ranks=attach_logprobs(packs.ranks, old=old, reference=in_loss))
+
+    def train(self, packs: TrainingPacks) -> "TrainReport":
+        """One optimizer step per step of `packs`."""
+        return self._actor.train(packs.ranks, self._config.algorithm)
+
+    def _logprobs(self, samples: Sequence[Sample], which: str) -> LogprobsBySample:
+        packs = pack_for_logprobs(
+            samples, self._forward_limits, data_parallel=self._actor.layout.data_parallel, cost=self._cost
+        )
+        return logprobs_by_sample(packs.ranks, self._actor.logprobs(packs.ranks, which))
+
+
+def flops_cost(model_path: str) -> CostModel:
+    """Forward FLOPs of each sequence of an int64 [n] array of lengths, as float64 [n]."""
+    cost = sequence_cost(load_model_shape(model_path), include_mtp=False)
+
+    def of_lengths(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.array([cost(int(length)) for length in lengths], dtype=np.float64)
+
+    return of_lengths
+
+
+def _kl_by_sample(
+    samples: Sequence[Sample], reference: LogprobsBySample, old: LogprobsBySample | None, estimator: str
+) -> KLBySample:
+    """KL of each response token. Without an old-policy pass the engines' own log-probabilities stand for the policy."""
+    return {
+        sample.sample_id: kl_estimate(
+            np.array(sample.rollout_logprobs, np.float32)
+            if old is None
+            else response_logprobs(sample, old[sample.sample_id]),
+            response_logprobs(sample, reference[sample.sample_id]),
+            estimator,
+        )
+        for sample in samples
+    }

@@ -1,0 +1,115 @@
+"""Ray: joining or starting a cluster, and reserving its resources for engines and actor processes."""
+
+import math
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlpipe.config.root import Config
+from rlpipe.errors import ResourceError
+
+_RESERVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The reserved bundles of one role, in the order of its processes."""
+
+    group: Any
+    bundles: int
+    gpus_per_bundle: int
+
+    def strategy(self, index: int) -> Any:
+        """Ray scheduling strategy that puts a worker into bundle `index`."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+
+
+@contextmanager
+def ray_cluster(config: Config) -> Iterator[None]:
+    """Joins `ray.address`, or starts a cluster on this machine that ends with the block."""
+    import ray
+
+    try:
+        if config.ray.address:
+            ray.init(address=config.ray.address, log_to_driver=False, namespace=config.run.name)
+        else:
+            ray.init(
+                num_cpus=config.ray.cpus or _workers(config) + 1,
+                object_store_memory=config.ray.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace=config.run.name,
+            )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        where = config.ray.address or "on this machine"
+        raise ResourceError(f"ray: no cluster at {where}: {first}; check ray.address") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def actor_placement(config: Config) -> Iterator[Placement]:
+    """Bundles of the actor's processes; given back at the end. Raises ResourceError when they do not fit."""
+    with _reserved("actor", config.actor.processes, 1, config) as placement:
+        yield placement
+
+
+@contextmanager
+def engine_placement(config: Config) -> Iterator[Placement]:
+    """Bundles of the engines; given back at the end. Raises ResourceError when they do not fit."""
+    with _reserved("engine", config.rollout.engines, config.rollout.engine.tensor_parallel, config) as placement:
+        yield placement
+
+
+def cluster_gpus() -> int:
+    """GPUs of the cluster, all nodes."""
+    import ray
+
+    return math.floor(ray.cluster_resources().get("GPU", 0))
+
+
+def free_endpoint(placement: Placement) -> tuple[str, int]:
+    """Address and a free port of the node that holds the first bundle."""
+    import ray
+
+    task = ray.remote(num_cpus=0)(_free_endpoint_here)
+    return ray.get(task.options(scheduling_strategy=placement.strategy(0)).remote())
+
+
+def _free_endpoint_here() -> tuple[str, int]:
+    import ray
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+
+def _workers(config: Config) -> int:
+    return config.actor.processes + config.rollout.engines
+
+
+@contextmanager
+def _reserved(role: str, bundles: int, gpus: int, config: Config) -> Iterator[Placement]:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    gpus = gpus if cluster_gpus() else 0
+    bundle = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    group = placement_group([bundle] * bundles, strategy="PACK", name=f"{config.run.name}-{role}")
+    try:
+        if not group.wait(min(_RESERVE_SECONDS, config.deadlines.start_seconds)):
+            have = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
+            raise ResourceError(
+                f"ray: {bundles} x {bundle} for role {role!r} do not fit the free resources {have}; lower "
+                "actor.processes or rollout.engines, raise ray.cpus, or add nodes"
+            )
+        yield Placement(group, bundles, gpus)
+    finally:
+        remove_placement_group(group)

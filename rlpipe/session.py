@@ -1,0 +1,176 @@
+"""Everything a run is made of, opened in order and closed in reverse, whatever happens."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from actor.checkpoint_folder import latest_checkpoint
+from actor.group import ActorGroup
+from rewards.pool import GradingPool
+from rlpipe.config.root import Config
+from rlpipe.console import Console
+from rlpipe.data import PromptSet, PromptStream
+from rlpipe.data.stream import StreamState
+from rlpipe.errors import CheckpointError
+from rlpipe.evaluation import Evaluation
+from rlpipe.inputs import Inputs, load_inputs
+from rlpipe.iteration import IterationLog, IterationRecord
+from rlpipe.learner import Learner
+from rlpipe.placement import actor_placement, engine_placement, ray_cluster
+from rlpipe.rollouts import Rollouts, ask_groups
+from rlpipe.run_directory import RunDirectory, drop_rows_from, open_run_directory
+from rlpipe.sample import Prompt, Sample
+from rlpipe.summaries import write_samples
+from rlpipe.tracking import open_trackers
+from rlpipe.warm_start import warm_start
+from rlpipe.weight_sync import WeightSync
+from rollout.pool import RolloutPool
+from rollout.requests import SamplingParameters
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint keeps beside the actor's own state. `iteration` is the last one finished."""
+
+    iteration: int = 0
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass
+class Session:
+    """The parts of a running job, as the training loop uses them."""
+
+    config: Config
+    directory: RunDirectory
+    console: Console
+    log: IterationLog
+    prompts: PromptStream
+    prompt_set: PromptSet
+    pool: RolloutPool
+    actor: ActorGroup
+    rollouts: Rollouts
+    learner: Learner
+    evaluation: Evaluation
+    weights: WeightSync
+    sampling: SamplingParameters
+    start: RunState
+
+    def iterations(self) -> range:
+        """Numbers of the iterations still to do."""
+        return range(self.start.iteration + 1, self.config.run.iterations + 1)
+
+    def generate(self, iteration: int, prompts: list[Prompt]) -> list[Sample]:
+        """A group of ungraded samples for each prompt."""
+        asks = ask_groups(f"{iteration:06d}", prompts, self.config.rollout.samples_per_prompt, self.sampling)
+        return self.rollouts.generate(asks, self.config.deadlines.rollout_seconds)
+
+    def evaluate(self, iteration: int, record: IterationRecord) -> None:
+        """Evaluate where it is due after `iteration`."""
+        if self.evaluation.is_due(iteration):
+            record.add(self.evaluation.run(iteration, self.rollouts))
+
+    def checkpoint(self, iteration: int) -> None:
+        """Save where it is due after `iteration`."""
+        settings = self.config.checkpoint
+        last = iteration == self.config.run.iterations
+        if settings.interval_iterations and (last or iteration % settings.interval_iterations == 0):
+            state = RunState(iteration, self.prompts.state.epoch, self.prompts.state.position)
+            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state), wait=last)
+
+    def keep_samples(self, iteration: int, samples: list[Sample]) -> None:
+        """Write a few graded samples for the report."""
+        write_samples(self.directory.samples, iteration, samples)
+
+    def close(self) -> None:
+        """Finish what is still being written, and write the final policy where that is asked for."""
+        self.actor.finish_checkpoint()
+        if self.config.checkpoint.save_hf:
+            self.actor.save_hf(self.directory.policy)
+
+    def data_metrics(self) -> dict[str, float]:
+        return {
+            "data/epoch": float(self.prompts.state.epoch),
+            "data/prompts_too_long": float(self.prompt_set.too_long),
+            "data/rows_skipped": float(self.prompt_set.rows_skipped),
+        }
+
+
+@contextmanager
+def open_session(config: Config, resume: bool = False, overwrite: bool = False) -> Iterator[Session]:
+    """Prepare files, start Ray, engines and actor, load or warm-start the policy, and synchronize weights.
+
+    What can be wrong in the configuration, the data or the model folder is found before anything is started.
+    """
+    console = Console(config.run.iterations)
+    with console.task("reading model folder and data"):
+        inputs = load_inputs(config)
+    for made in inputs.made:
+        console.say(f"made {made}")
+    directory = open_run_directory(config, resume, overwrite)
+    checkpoint = _checkpoint_to_resume(directory, resume)
+    with ExitStack() as stack:
+        grading = stack.enter_context(
+            GradingPool(config.reward.workers, config.reward.timeout_seconds, config.reward.score_on_failure)
+        )
+        with console.task("starting Ray"):
+            stack.enter_context(ray_cluster(config))
+            actor_bundles = stack.enter_context(actor_placement(config))
+            engine_bundles = stack.enter_context(engine_placement(config))
+        pool = RolloutPool.start(config, config.model.path, engine_bundles, directory.logs)
+        stack.callback(pool.stop)
+        with console.task("starting the actor"):
+            actor = ActorGroup.start(config, actor_bundles)
+        stack.callback(actor.stop)
+        state = _load_or_warm_start(inputs, actor, checkpoint, console)
+        with console.task("waiting for the engines"):
+            pool.wait_until_ready()
+        weights = WeightSync(config, actor, pool, actor_bundles)
+        weights.push(state.iteration)
+
+        drop_rows_from(directory.samples, state.iteration + 1)
+        trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
+        stream_state = StreamState(state.epoch, state.position)
+        yield Session(
+            config=config,
+            directory=directory,
+            console=console,
+            log=IterationLog(trackers, console),
+            prompts=PromptStream(inputs.training.prompts, config.seed, config.data.shuffle, stream_state),
+            prompt_set=inputs.training,
+            pool=pool,
+            actor=actor,
+            rollouts=Rollouts(pool, grading, inputs, console),
+            learner=Learner(config, actor),
+            evaluation=Evaluation(config, inputs.evaluation),
+            weights=weights,
+            sampling=SamplingParameters.training(config.rollout),
+            start=state,
+        )
+
+
+def _checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
+    if not resume:
+        return None
+    checkpoint = latest_checkpoint(directory.checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{directory.checkpoints}: no complete checkpoint to resume from; start again with --overwrite, and set "
+            "checkpoint.interval_iterations to save some"
+        )
+    return checkpoint
+
+
+def _load_or_warm_start(inputs: Inputs, actor: ActorGroup, checkpoint: Path | None, console: Console) -> RunState:
+    settings = inputs.config.warm_start
+    if checkpoint is not None:
+        with console.task(f"loading {checkpoint}"):
+            saved: dict[str, Any] = actor.load_checkpoint(checkpoint)
+        return RunState(**saved)
+    if settings is not None:
+        with console.task(f"warm start, up to {settings.steps} supervised steps"):
+            result = warm_start(inputs, settings, actor, console)
+        console.say(f"warm start: {result.steps} supervised steps, last loss {result.loss:.3f} nats a token")
+    return RunState()

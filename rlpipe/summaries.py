@@ -1,0 +1,83 @@
+"""Metrics of an iteration's samples, engines and packs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+from rlpipe.iteration import IterationRecord
+from rlpipe.run_directory import append_json_line
+from rlpipe.sample import Sample, Status
+from rollout.requests import EngineUsage
+
+if TYPE_CHECKING:
+    from actor.report import TrainReport
+
+_KEPT_SAMPLES = 4
+
+
+def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """What was generated and how it was graded. `version`: the weights that the engines hold now."""
+    scores = [sample.reward.score for sample in samples if sample.reward]
+    verdicts = [sample.reward.correct for sample in samples if sample.reward and sample.reward.correct is not None]
+    lengths = [sample.response_tokens for sample in samples]
+    sampled = [sample.oldest_version for sample in samples if sample.versions]
+    metrics = {
+        "rollout/samples_count": float(len(samples)),
+        "rollout/failed_count": float(sum(sample.status is Status.FAILED for sample in samples)),
+        "rollout/reward_mean": fmean(scores),
+        "rollout/reward_std": pstdev(scores),
+        "rollout/response_tokens_mean": fmean(lengths),
+        "rollout/response_tokens_max": float(max(lengths)),
+        "rollout/truncated_share": fmean(sample.status is Status.TRUNCATED for sample in samples),
+    }
+    if verdicts:
+        metrics["rollout/accuracy"] = fmean(verdicts)
+    if sampled:
+        metrics["rollout/weight_version_lag_max"] = float(version - min(sampled))
+    return metrics
+
+
+def throughput_metrics(
+    record: IterationRecord, samples: Sequence[Sample], usage: Sequence[EngineUsage]
+) -> dict[str, float]:
+    """Tokens per second of generation and training. Call when the phases `rollout` and `train` are over."""
+    generated = sum(sample.response_tokens for sample in samples)
+    trained = sum(sample.total_tokens for sample in samples)
+    training = record.seconds("ref_logprob", "old_logprob", "forward_backward", "optimizer", "train_other")
+    metrics = {
+        "perf/rollout_tokens_per_second": generated / record.seconds("rollout"),
+        "perf/trained_tokens": float(trained),
+        "perf/trained_tokens_per_second": trained / training,
+    }
+    for engine in usage:
+        if engine.busy_seconds > 0:
+            metrics[f"perf/rollout_engine_{engine.engine}_tokens_per_second"] = (
+                engine.response_tokens / engine.busy_seconds
+            )
+    return metrics
+
+
+def training_seconds(report: "TrainReport") -> dict[str, float]:
+    """Phases inside the training call: the mean over ranks, so that they add up with what is left of the call."""
+    return {
+        "forward_backward": report.forward_backward_seconds.mean,
+        "optimizer": report.optimizer_seconds.mean,
+    }
+
+
+def write_samples(path: Path, iteration: int, samples: Sequence[Sample]) -> None:
+    """Append a few graded samples, spread over the iteration's groups."""
+    stride = max(1, len(samples) // _KEPT_SAMPLES)
+    for sample in samples[::stride][:_KEPT_SAMPLES]:
+        row = {
+            "iteration": iteration,
+            "sample_id": sample.sample_id,
+            "prompt": sample.prompt.text,
+            "response": sample.response_text,
+            "label": sample.prompt.label,
+            "status": sample.status.value,
+        }
+        if sample.reward is not None:
+            row |= {"reward": sample.reward.score, "correct": sample.reward.correct, "reason": sample.reward.reason}
+        append_json_line(path, row)

@@ -1,0 +1,23 @@
+"""TensorBoard event files in the run folder."""
+
+from collections.abc import Mapping
+
+from torch.utils.tensorboard import SummaryWriter
+
+from rlpipe.run_directory import RunDirectory
+
+
+class TensorBoard:
+    """Scalars under the metrics' own names; the step is the iteration."""
+
+    def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
+        # purge_step hides what an interrupted run wrote for iterations that are made again.
+        self._writer = SummaryWriter(str(directory.path / "tensorboard"), purge_step=first_iteration)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()

@@ -1,0 +1,61 @@
+"""The trackers of a run."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from rlpipe.config.root import Config
+from rlpipe.metrics import check_names
+from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
+
+
+class Tracker(Protocol):
+    """Receives the metrics of an iteration, once."""
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class JsonLines:
+    """`metrics.jsonl`: one object an iteration."""
+
+    def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
+        self._path = directory.metrics
+        drop_rows_from(self._path, first_iteration)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        append_json_line(self._path, {"iteration": iteration, **metrics})
+
+    def close(self, failed: bool) -> None:
+        """Every row is on disk already."""
+
+
+class Trackers(AbstractContextManager["Trackers"]):
+    """All trackers of a run as one. A metric that is not in the dictionary is an error."""
+
+    def __init__(self, trackers: list[Tracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        check_names(metrics)
+        for tracker in self._trackers:
+            tracker.log(iteration, metrics)
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        for tracker in self._trackers:
+            tracker.close(failed=error_type is not None)
+
+
+def open_trackers(config: Config, directory: RunDirectory, first_iteration: int) -> Trackers:
+    """Trackers of `config`; rows of `first_iteration` and later that an earlier run left are removed."""
+    trackers: list[Tracker] = [JsonLines(directory, first_iteration)]
+    if config.trackers.tensorboard:
+        from rlpipe.tracking.tensorboard import TensorBoard
+
+        trackers.append(TensorBoard(directory, first_iteration))
+    if config.trackers.wandb != "off":
+        from rlpipe.tracking.wandb import WeightsAndBiases
+
+        trackers.append(WeightsAndBiases(config, directory))
+    return Trackers(trackers)

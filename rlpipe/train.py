@@ -1,0 +1,52 @@
+"""The training loop: one iteration after another, one phase after another."""
+
+from pathlib import Path
+
+from rlpipe.config.root import Config
+from rlpipe.session import open_session
+from rlpipe.summaries import rollout_metrics, throughput_metrics, training_seconds
+
+
+def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
+    """Run GRPO as configured. Returns the run's folder. Raises RlpipeError for what the user can mend."""
+    with open_session(config, resume, overwrite) as run:
+        if not resume:
+            with run.log.iteration(0) as step, step.phase("eval"):
+                run.evaluate(0, step)
+
+        for iteration in run.iterations():
+            with run.log.iteration(iteration) as step:
+                with step.phase("data"):
+                    prompts = run.prompts.take(config.rollout.prompts_per_iteration)
+                with step.phase("rollout"):
+                    samples = run.generate(iteration, prompts)
+                with step.phase("reward"):
+                    samples = run.rollouts.graded(samples)
+                with step.phase("ref_logprob"):
+                    reference = run.learner.reference_logprobs(samples)
+                with step.phase("old_logprob"):
+                    old = run.learner.old_logprobs(samples)
+                with step.phase("advantage"):
+                    result = run.learner.advantages(samples, reference, old)
+                with step.phase("pack"):
+                    packs = run.learner.pack(result.samples, reference, old)
+                with step.phase("train"):
+                    report = run.learner.train(packs)
+                step.split("train", training_seconds(report), rest="train_other")
+                with step.phase("tracking"):
+                    step.add(rollout_metrics(samples, run.weights.version))
+                    step.add(run.rollouts.grading_metrics(samples))
+                    step.add(result.counts.metrics)
+                    step.add(packs.report.metrics)
+                    step.add(report.metrics)
+                    step.add(throughput_metrics(step, samples, run.pool.take_usage()))
+                    step.add(run.data_metrics())
+                    run.keep_samples(iteration, samples)
+                with step.phase("weight_sync"):
+                    step.add(run.weights.push(iteration))
+                with step.phase("eval"):
+                    run.evaluate(iteration, step)
+                with step.phase("checkpoint"):
+                    run.checkpoint(iteration)
+        run.close()
+    return run.directory.path

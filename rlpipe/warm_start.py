@@ -1,0 +1,66 @@
+"""A short supervised phase before GRPO, by the same actor, on answers made from the training rows."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlpipe.batching import PackLimits, pack_sequences, supervised_sequence
+from rlpipe.batching.sequences import TrainingSequence
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.model import WarmStartConfig
+from rlpipe.console import Console
+from rlpipe.data.prompts import fill_from_row
+from rlpipe.inputs import Inputs
+from rlpipe.sample import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from actor.group import ActorGroup
+
+
+@dataclass(frozen=True)
+class WarmStartResult:
+    """Steps taken, and the loss of the last one in nats per answer token."""
+
+    steps: int
+    loss: float
+
+
+def warm_start(inputs: Inputs, settings: WarmStartConfig, actor: "ActorGroup", console: Console) -> WarmStartResult:
+    """Supervised steps until `settings.steps` or `stop_at_loss`, then a fresh optimizer for GRPO."""
+    config = inputs.config
+    actor.reset_optimizer(_optimizer(settings), settings.steps)
+    batches = _batches(inputs, settings)
+    loss = math.inf
+    step = 0
+    while step < settings.steps and loss > settings.stop_at_loss:
+        packs = pack_sequences(
+            next(batches), PackLimits.training(config.actor), data_parallel=actor.layout.data_parallel
+        )
+        loss = actor.train(packs.ranks, AlgorithmConfig(loss="sft")).metrics["train/loss"]
+        step += 1
+        console.progress(step, settings.steps)
+    actor.reset_optimizer(config.actor.optimizer, config.run.iterations * config.algorithm.updates_per_iteration)
+    actor.set_reference()
+    return WarmStartResult(step, loss)
+
+
+def _batches(inputs: Inputs, settings: WarmStartConfig) -> Iterator[list[TrainingSequence]]:
+    prompts = inputs.training.prompts
+    generator = random.Random(f"warm start {inputs.config.seed}")
+    while True:
+        chosen = generator.sample(prompts, min(settings.sequences_per_step, len(prompts)))
+        yield [_sequence(prompt, settings, inputs.tokenizer) for prompt in chosen]
+
+
+def _optimizer(settings: WarmStartConfig) -> OptimizerConfig:
+    return OptimizerConfig(learning_rate=settings.learning_rate, warmup_steps=settings.warmup_steps)
+
+
+def _sequence(prompt: Prompt, settings: WarmStartConfig, tokenizer: "PreTrainedTokenizerBase") -> TrainingSequence:
+    answer = tokenizer(fill_from_row(settings.response_template, prompt), add_special_tokens=False)["input_ids"]
+    return supervised_sequence(prompt.prompt_id, prompt.token_ids, [*answer, tokenizer.eos_token_id])

@@ -1,0 +1,49 @@
+"""Sending the actor's weights to all engines, with the version they then sample under."""
+
+from typing import TYPE_CHECKING
+
+from rlpipe.config.root import Config
+from rlpipe.placement import Placement, cluster_gpus, free_endpoint
+from rlpipe.weights import WeightGroup
+
+if TYPE_CHECKING:
+    from actor.group import ActorGroup
+    from rollout.pool import RolloutPool
+
+
+class WeightSync:
+    """Holds the group in which actor rank 0 broadcasts to every engine process."""
+
+    def __init__(self, config: Config, actor: "ActorGroup", pool: "RolloutPool", actor_placement: Placement) -> None:
+        self._config = config
+        self._actor = actor
+        self._pool = pool
+        self._plan = actor.weight_plan()
+        self.version = -1
+        self._join(actor_placement)
+
+    def push(self, version: int) -> dict[str, float]:
+        """Returns the metrics of the transfer once all engines hold `version`."""
+        receiving = self._pool.start_receiving(self._plan, version)
+        report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
+        self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
+        self.version = version
+        return {
+            "weight_sync/version": float(version),
+            "weight_sync/bytes": float(report.size_bytes),
+            "weight_sync/gigabytes_per_second": report.size_bytes / report.seconds / 1e9,
+        }
+
+    def _join(self, actor_placement: Placement) -> None:
+        address, port = free_endpoint(actor_placement)
+        engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
+        group = WeightGroup(
+            name="rlpipe-weights",
+            address=address,
+            port=port,
+            world_size=1 + engine_processes,
+            backend="nccl" if cluster_gpus() else "gloo",
+        )
+        engines = self._pool.join_weight_group(group)
+        self._actor.begin_join_weight_group(group).result()
+        self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "weight_sync")

@@ -1,0 +1,105 @@
+"""Phase times, the metric dictionary and evaluation scores."""
+
+import itertools
+import time
+
+import pytest
+
+from rlpipe.console import Console
+from rlpipe.evaluation import pass_at_k, score
+from rlpipe.iteration import PHASES, IterationLog
+from rlpipe.metrics import METRICS, check_names
+from rlpipe.phases import PhaseClock
+from rlpipe.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.tracking.trackers import Trackers
+
+
+class _Recorder:
+    def __init__(self):
+        self.rows = []
+
+    def log(self, iteration, metrics):
+        self.rows.append((iteration, dict(metrics)))
+
+    def close(self, failed):
+        self.closed = failed
+
+
+def test_phases_and_the_rest_add_up_to_the_iteration():
+    recorder = _Recorder()
+    log = IterationLog(Trackers([recorder]), Console(2))
+    for number in (1, 2):
+        with log.iteration(number) as step:
+            with step.phase("rollout"):
+                time.sleep(0.05)
+            time.sleep(0.03)
+            with step.phase("train"):
+                time.sleep(0.06)
+            step.split("train", {"forward_backward": 0.04, "optimizer": 0.01}, rest="train_other")
+    assert [iteration for iteration, _ in recorder.rows] == [1, 2]
+    for _, row in recorder.rows:
+        claimed = sum(row[f"time/{phase}_seconds"] for phase in PHASES)
+        assert claimed + row["time/unaccounted_seconds"] == pytest.approx(row["time/step_seconds"])
+        assert row["time/rollout_seconds"] >= 0.05
+        assert row["time/unaccounted_seconds"] >= 0.03
+        assert row["time/forward_backward_seconds"] == 0.04
+        assert row["time/train_other_seconds"] >= 0.01
+
+
+def test_phases_do_not_nest():
+    clock = PhaseClock()
+    with pytest.raises(RuntimeError, match="do not nest"), clock.phase("a"), clock.phase("b"):
+        pass
+
+
+def test_every_phase_has_a_declared_metric_and_unknown_names_are_refused():
+    check_names(f"time/{phase}_seconds" for phase in PHASES)
+    check_names(["eval/gsm8k/accuracy", "perf/rollout_engine_3_tokens_per_second"])
+    with pytest.raises(KeyError, match="train/los "):
+        check_names(["train/loss", "train/los "])
+
+
+def test_metric_units_are_in_their_names():
+    for name, metric in METRICS.items():
+        if metric.unit in ("seconds", "bytes", "share", "count"):
+            assert metric.unit in name.replace("accuracy", "share").replace("pass_at", "share").replace(
+                "epoch", "count"
+            ).replace("prompts_too_long", "count").replace("rows_skipped", "count"), name
+
+
+def test_trackers_close_with_the_outcome():
+    recorder = _Recorder()
+    with pytest.raises(ValueError, match="boom"), Trackers([recorder]):
+        raise ValueError("boom")
+    assert recorder.closed is True
+
+
+def _sample(group, index, correct):
+    return Sample(
+        sample_id=f"{group}-{index}",
+        group_id=group,
+        prompt=Prompt("p", "p", (1,), "l", "d"),
+        response_ids=(1, 2),
+        response_text="",
+        rollout_logprobs=(0.0, 0.0),
+        loss_mask=(1, 1),
+        versions=(VersionSpan(0, 2),),
+        status=Status.COMPLETED,
+        engine=0,
+        reward=Reward(float(correct), correct, ""),
+    )
+
+
+def test_pass_at_k_equals_the_share_of_subsets_with_a_correct_answer():
+    answers = [True, False, False, True, False]
+    for k in (1, 2, 3, 4, 5):
+        subsets = list(itertools.combinations(answers, k))
+        assert pass_at_k(5, 2, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_scores_of_an_evaluation():
+    samples = [_sample("a", i, i == 0) for i in range(4)] + [_sample("b", i, False) for i in range(4)]
+    metrics = score(samples)
+    assert metrics["accuracy"] == 1 / 8
+    assert metrics["pass_at_2"] == pytest.approx(0.25)
+    assert metrics["pass_at_4"] == pytest.approx(0.5)
