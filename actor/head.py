@@ -1,0 +1,155 @@
+"""Log-probabilities and entropy of target tokens without ever holding the logits of all tokens.
+
+Tokens are processed in chunks; the forward keeps hidden states and two numbers per token, the backward computes each
+chunk's logits again (as in Liger's fused linear cross entropy, https://arxiv.org/abs/2410.10989, here for a
+vocabulary-parallel head, per-token gradients and entropy). At most [chunk_tokens, vocabulary / TP] logits exist.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """logprobs: float32 [t]. entropy: float32 [t] in nats, None where not asked for."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """This rank's part of the vocabulary: `first` is its first token id, `columns` of its rows are real tokens."""
+
+    first: int
+    columns: int
+    temperature: float
+    chunk_tokens: int
+    group: dist.ProcessGroup | None
+
+    def reduce(self, values: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        if self.group is not None and self.group.size() > 1:
+            dist.all_reduce(values, op=op, group=self.group)
+        return values
+
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Float32 [chunk, columns], temperature applied; padding of the vocabulary is cut off."""
+        return (hidden @ weight[: self.columns].t()).float() / self.temperature
+
+    def local_targets(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(column of each target, 1.0 where this rank has it)."""
+        column = targets - self.first
+        here = (column >= 0) & (column < self.columns)
+        return column.clamp(0, max(self.columns - 1, 0)), here.float()
+
+
+def response_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    rows: torch.Tensor | None = None,
+    with_entropy: bool = False,
+    entropy_gradient: bool = True,
+    sequence_parallel: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> TokenScores:
+    """Natural log-probability of `targets[i]` under softmax(hidden[i] @ weight.T / temperature), and its entropy.
+
+    hidden: [t, 1, h] or [t, h]; under sequence parallelism this rank's slice of the t tokens, gathered here.
+    weight: [padded vocabulary / TP, h]. targets: int64 [t]. vocab_size: the real vocabulary; padded rows get no
+    probability. rows: int64 positions to compute; the others are 0 and get no gradient. All TP ranks get the same
+    values; the hidden states' gradient is summed over them. group: the TP group, Megatron's own by default.
+    """
+    group = parallel_state.get_tensor_model_parallel_group() if group is None else group
+    hidden = hidden.flatten(0, 1) if hidden.dim() == 3 else hidden
+    if sequence_parallel:
+        # The head's own backward sums over TP ranks, so this backward must only take the local slice.
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
+    first = group.rank() * weight.shape[0]
+    columns = max(0, min(weight.shape[0], vocab_size - first))
+    shard = _Shard(first, columns, temperature, chunk_tokens, group)
+    chosen = hidden if rows is None else hidden.index_select(0, rows)
+    wanted = targets if rows is None else targets.index_select(0, rows)
+    logprobs, entropy = _HeadFunction.apply(chosen, weight, wanted, shard, with_entropy)
+    if not entropy_gradient:
+        entropy = entropy.detach()
+    if rows is not None:
+        empty = torch.zeros(targets.shape[0], dtype=torch.float32, device=hidden.device)
+        logprobs = empty.index_copy(0, rows, logprobs)
+        entropy = empty.index_copy(0, rows, entropy) if with_entropy else entropy
+    return TokenScores(logprobs, entropy if with_entropy else None)
+
+
+class _HeadFunction(torch.autograd.Function):
+    """Chunked head. With p = softmax(logits): d logprob = onehot - p, d entropy = -p (log p + entropy)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [
+            _score_chunk(hidden[start : start + shard.chunk_tokens], weight, part, shard, with_entropy)
+            for start, part in _chunks(targets, shard.chunk_tokens)
+        ]
+        empty = torch.zeros(3, 0, dtype=torch.float32, device=hidden.device)
+        logprobs, entropy, normalizer = torch.cat([empty, *parts], 1).unbind(0)
+        ctx.save_for_backward(hidden, weight, targets, entropy, normalizer)
+        ctx.shard, ctx.with_entropy = shard, with_entropy
+        return logprobs.clone(), entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logprob_gradient, entropy_gradient = gradients
+        hidden, weight, targets, entropy, normalizer = ctx.saved_tensors
+        shard: _Shard = ctx.shard
+        hidden_gradient = torch.zeros_like(hidden)
+        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for start, part in _chunks(targets, shard.chunk_tokens):
+            rows = slice(start, start + len(part))
+            logits = shard.logits(hidden[rows], weight)
+            log_p = logits.sub_(normalizer[rows, None])
+            p = log_p.exp()
+            gradient = p * -logprob_gradient[rows, None]
+            column, here = shard.local_targets(part)
+            if shard.columns:
+                gradient.scatter_add_(1, column[:, None], (here * logprob_gradient[rows])[:, None])
+            if ctx.with_entropy:
+                gradient -= p.mul_(log_p.add_(entropy[rows, None])).mul_(entropy_gradient[rows, None])
+            gradient = gradient.div_(shard.temperature).to(hidden.dtype)
+            hidden_gradient[rows] = gradient @ weight[: shard.columns]
+            weight_gradient[: shard.columns] += gradient.t() @ hidden[rows]
+        return shard.reduce(hidden_gradient), weight_gradient.to(weight.dtype), None, None, None
+
+
+def _chunks(targets: torch.Tensor, chunk_tokens: int) -> list[tuple[int, torch.Tensor]]:
+    return [(start, targets[start : start + chunk_tokens]) for start in range(0, len(targets), chunk_tokens)]
+
+
+def _score_chunk(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool
+) -> torch.Tensor:
+    """Float32 [3, chunk]: log-probability, entropy (0 unless wanted), log of the softmax's denominator."""
+    logits = shard.logits(hidden, weight)
+    lowest = logits.new_full((len(targets),), torch.finfo(torch.float32).min)
+    top = shard.reduce(logits.amax(-1) if shard.columns else lowest, dist.ReduceOp.MAX)
+    column, here = shard.local_targets(targets)
+    chosen = logits.gather(1, column[:, None]).squeeze(1) * here if shard.columns else torch.zeros_like(top)
+    logits = logits.sub_(top[:, None])
+    weights = logits.exp()
+    sums = [weights.sum(-1), chosen]
+    if with_entropy:
+        sums.append((weights.mul_(logits)).sum(-1))
+    total = shard.reduce(torch.stack(sums))
+    log_denominator = total[0].log()
+    normalizer = log_denominator + top
+    entropy = log_denominator - total[2] / total[0] if with_entropy else torch.zeros_like(top)
+    return torch.stack((total[1] - normalizer, entropy, normalizer))

@@ -1,0 +1,1 @@
+"""Hugging Face weights: one table, read in slices, streamed out."""

@@ -1,0 +1,200 @@
+"""Stream the policy out under Hugging Face names, parameter by parameter, without a full copy on any rank."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from actor.hf.checkpoint import HfCheckpoint
+from actor.hf.placement import global_name, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.table import PADDING, Entry, weight_table
+from actor.models.description import ModelDescription
+from actor.models.policy import policy_of
+from rlpipe.weights import TensorSpec
+
+SHARD_BYTES = 4 * 1024**3
+
+
+def export_plan(model: ModelDescription, dtype: str = "bfloat16", *, with_mtp: bool = False) -> tuple[TensorSpec, ...]:
+    """Names, dtype and shapes of what `iter_export` yields, in its order; needs no process group."""
+    table = weight_table(
+        model, padded_vocab_size=model.vocab_size, fused_experts=model.fused_experts, with_mtp=with_mtp
+    )
+    sources = (source for entry in table if entry.copy_of is None for source in entry.sources)
+    return tuple(TensorSpec(source.name, dtype, source.shape) for source in sources)
+
+
+def parameter_hf_names(chunks: Sequence[torch.nn.Module], model: ModelDescription) -> dict[str, tuple[str, ...]]:
+    """Global Megatron name -> the Hugging Face names it is made of, for the parameters of this rank."""
+    names = {entry.target: entry for entry in table_of(chunks, model, model.fused_experts)}
+    found = {}
+    for chunk in chunks:
+        policy = policy_of(chunk)
+        for name, _ in policy.named_parameters():
+            target = global_name(policy, name)
+            found[target] = tuple(source.name for source in names[target].sources)
+    return found
+
+
+@torch.no_grad()
+def iter_export(
+    chunks: Sequence[torch.nn.Module], model: ModelDescription, *, everywhere: bool = False
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield (Hugging Face name, tensor) in the order of `export_plan`. Collective: all ranks iterate to the end.
+
+    The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
+    `everywhere`) and None elsewhere. Only one parameter is gathered at a time.
+    """
+    parameters = local_parameters(chunks)
+    dtype = policy_of(chunks[0]).config.params_dtype
+    for entry in table_of(chunks, model, model.fused_experts):
+        if entry.copy_of is not None:
+            continue
+        param = local_parameter(entry, parameters)
+        gathered = _gather(entry, param, everywhere) if param is not None else None
+        gathered = _to_first_stage(entry, gathered, dtype, everywhere)
+        tensors = _sources(entry, gathered) if gathered is not None else [None] * len(entry.sources)
+        for source, tensor in zip(entry.sources, tensors, strict=True):
+            yield source.name, tensor
+
+
+def _feeds_rank_zero(group: dist.ProcessGroup) -> bool:
+    """Whether `group` holds the rank of this pipeline stage that stands where global rank 0 stands in the first."""
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    counterpart = stage * dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+    return counterpart in dist.get_process_group_ranks(group)
+
+
+def _gather(entry: Entry, param: torch.Tensor, everywhere: bool) -> torch.Tensor | None:
+    """[ranks x local values], flat; None on ranks from which nothing is needed."""
+    shard = shard_group(entry)
+    if not everywhere and not _feeds_rank_zero(shard.group):
+        return None
+    if entry.split == "replicated" or shard.size == 1:
+        return param.detach().flatten()
+    flat = param.new_empty(shard.size * param.numel())
+    dist.all_gather_into_tensor(flat, param.detach().contiguous().flatten(), group=shard.group)
+    return flat
+
+
+def _to_first_stage(
+    entry: Entry, gathered: torch.Tensor | None, dtype: torch.dtype, everywhere: bool
+) -> torch.Tensor | None:
+    """Bring a gathered entry from its pipeline stage to the first stage, or to all stages."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return gathered if everywhere or dist.get_rank() == 0 else None
+    if not everywhere and 0 not in dist.get_process_group_ranks(group):
+        return None
+    device = torch.device(torch.cuda.current_device())
+    holder = torch.tensor([group.rank() if gathered is not None else -1], device=device)
+    dist.all_reduce(holder, op=dist.ReduceOp.MAX, group=group)
+    owner = int(holder)
+    if owner == 0 and not everywhere:
+        return gathered if dist.get_rank() == 0 else None
+    if gathered is None:
+        gathered = torch.empty(_flat_size(entry), dtype=dtype, device=device)
+    dist.broadcast(gathered, dist.get_global_rank(group, owner), group=group)
+    return gathered if everywhere or dist.get_rank() == 0 else None
+
+
+def _flat_size(entry: Entry) -> int:
+    along = sum(piece.size for section in entry.sections for piece in section)
+    across = 1
+    for axis, size in enumerate(entry.sources[0].shape):
+        across *= 1 if axis == entry.axis else size
+    return along * across
+
+
+def _sources(entry: Entry, flat: torch.Tensor) -> list[torch.Tensor | None]:
+    """Undo `HfCheckpoint.read` for all ranks' shards: scatter every piece back into its source."""
+    along = sum(piece.size for section in entry.sections for piece in section)
+    size = 1 if entry.split == "replicated" else shard_group(entry).size
+    shape = list(entry.sources[0].shape)
+    shape[entry.axis] = along // size
+    outputs = [flat.new_empty(source.shape) for source in entry.sources]
+    for rank, local in enumerate(flat.chunk(size)):
+        block, position = local.view(shape), 0
+        for piece in entry.shard(rank, size):
+            if piece.source != PADDING:
+                part = block.narrow(entry.axis, position, piece.size)
+                outputs[piece.source].narrow(entry.axis, piece.start, piece.size).copy_(part)
+            position += piece.size
+    return list(outputs)
+
+
+def save_hf(
+    chunks: Sequence[torch.nn.Module], model: ModelDescription, output_dir: str | Path, source_dir: str | Path
+) -> None:
+    """Write a Hugging Face folder: sharded safetensors, config.json and the tokenizer's files. Collective.
+
+    Tensors of `source_dir` that the policy does not hold (vision tower, untrained `mtp.*`) are carried over. Only
+    global rank 0 writes, one shard at a time; a barrier ends it.
+    """
+    output, source = Path(output_dir), Path(source_dir)
+    writer = _ShardWriter(output) if dist.get_rank() == 0 else None
+    exported = set()
+    for name, tensor in iter_export(chunks, model):
+        exported.add(name)
+        if writer is not None and tensor is not None:
+            writer.add(name, tensor.cpu())
+    if writer is not None:
+        with HfCheckpoint(source) as files:
+            for name in files.files:
+                if name not in exported and not (name == "lm_head.weight" and model.tied_embeddings):
+                    writer.add(name, files.read_whole(name))
+        writer.finish()
+        _copy_companions(source, output)
+    dist.barrier()
+
+
+def _copy_companions(source: Path, output: Path) -> None:
+    """Everything small that belongs to a model folder except weights: config, generation config, tokenizer."""
+    for path in sorted(source.iterdir()):
+        is_weight = path.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or path.name.endswith(".index.json")
+        if path.is_file() and not is_weight:
+            shutil.copyfile(path, output / path.name)
+
+
+class _ShardWriter:
+    """Collects tensors and writes a file whenever `SHARD_BYTES` are together."""
+
+    def __init__(self, output: Path) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        self.output = output
+        self.pending: dict[str, torch.Tensor] = {}
+        self.files: list[tuple[Path, list[str]]] = []
+        self.pending_bytes = self.total_bytes = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        if self.pending and self.pending_bytes + size > SHARD_BYTES:
+            self._flush()
+        self.pending[name] = tensor.contiguous()
+        self.pending_bytes += size
+        self.total_bytes += size
+
+    def _flush(self) -> None:
+        from safetensors.torch import save_file
+
+        path = self.output / f"part-{len(self.files) + 1:05d}.safetensors"
+        save_file(self.pending, path, metadata={"format": "pt"})
+        self.files.append((path, list(self.pending)))
+        self.pending, self.pending_bytes = {}, 0
+
+    def finish(self) -> None:
+        """Give the files their final names, which hold their number, and write the index."""
+        if self.pending:
+            self._flush()
+        count, weight_map = len(self.files), {}
+        for number, (path, names) in enumerate(self.files, 1):
+            final = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+            path.rename(self.output / final)
+            weight_map.update(dict.fromkeys(names, final))
+        if count > 1:
+            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
+            (self.output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

@@ -1,0 +1,158 @@
+"""Causal softmax attention over packed sequences, with context parallelism and an optional output gate."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.module import MegatronModule
+
+from actor.layers.context_parallel import gather_tokens
+from actor.layers.packed import PackedSequences
+from actor.layers.rope import rotate
+
+
+class PackedAttention(SelfAttention):
+    """Megatron's self-attention parameters with a forward for packs only.
+
+    The stock forward reads sequence lengths from the device in every layer (rope_utils.py:178); here the rotary table
+    is per token and lengths are host integers. It also gates only the heads that this rank holds where TP is larger
+    than the number of key/value heads, which stock code does not.
+    """
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        rotary_pos_emb: torch.Tensor | None = None,
+        packed_seq_params: PackedSequences | None = None,
+        **_: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states: [t, 1, h] (a 1/TP slice of it under sequence parallelism); returns (output, bias)."""
+        assert packed_seq_params is not None and rotary_pos_emb is not None
+        gated = self.config.attention_output_gate
+        query, key, value, *gate = self.get_query_key_value_tensors(hidden_states, output_gate=gated)
+        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        query, key = rotate(query, rotary_pos_emb), rotate(key, rotary_pos_emb)
+        if self.checkpoint_core_attention and self.training:
+            context = self._recomputed_attention(query, key, value, packed_seq_params)
+        else:
+            context = self.core_attention(query, key, value, packed_seq_params)
+        context = context.flatten(1)
+        if gated:
+            context = context * torch.sigmoid(self._own_heads(gate[0].squeeze(1)).flatten(1))
+        return self.linear_proj(context.unsqueeze(1))
+
+    def _recomputed_attention(self, *inputs: Any) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(self.core_attention, *inputs, use_reentrant=False)
+
+    def _own_heads(self, gate: torch.Tensor) -> torch.Tensor:
+        """[t, heads of the group, d] -> this rank's heads of it, as `get_query_key_value_tensors` does for queries."""
+        sharing = self.world_size // self.config.num_query_groups
+        if sharing <= 1:
+            return gate
+        heads = gate.shape[1] // sharing
+        first = (self.tp_group.rank() % sharing) * heads
+        return gate[:, first : first + heads]
+
+
+class PackedCoreAttention(MegatronModule):
+    """softmax(q k^T) v within each sequence. No parameters.
+
+    Under context parallelism keys and values of the whole pack are gathered (the backward sums over ranks), and each
+    of the rank's two pieces per sequence attends to the part of its sequence that precedes its own end.
+    """
+
+    def __init__(
+        self, config: Any, *, softmax_scale: float | None = None, pg_collection: Any = None, **_: object
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.context_group = pg_collection.cp
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequences: PackedSequences
+    ) -> torch.Tensor:
+        """query: [t, heads, d]; key, value: [t, kv_heads, d] of this rank's tokens; returns [t, heads, d]."""
+        if self.context_group.size() == 1:
+            ends, tensor = sequences.ends, sequences.ends_tensor
+            return causal_attention(query, key, value, ends, ends, tensor, tensor, self.scale)
+        key_value = gather_tokens(torch.stack((key, value), 1), self.context_group)
+        prefixes = sequences.prefixes
+        key_value = key_value.index_select(0, sequences.to_global.index_select(0, prefixes.key_rows))
+        return causal_attention(
+            query,
+            key_value[:, 0],
+            key_value[:, 1],
+            prefixes.query_ends,
+            prefixes.key_ends,
+            prefixes.query_ends_tensor,
+            prefixes.key_ends_tensor,
+            self.scale,
+        )
+
+    def sharded_state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: tuple[int, ...],
+    key_ends: tuple[int, ...],
+    query_ends_tensor: torch.Tensor,
+    key_ends_tensor: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of segment i of the queries to segment i of the keys; the last query sees the last key (bottom right).
+
+    query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
+    """
+    if query.is_cuda:
+        import torch.nn.attention.varlen as varlen
+
+        varlen_attn: Any = varlen.varlen_attn
+
+        longest = (_longest(query_ends), _longest(key_ends))
+        options: Any = _grouped_heads_option(varlen_attn) if query.shape[1] != key.shape[1] else {}
+        return varlen_attn(
+            query,
+            key,
+            value,
+            query_ends_tensor,
+            key_ends_tensor,
+            *longest,
+            scale=scale,
+            window_size=(-1, 0),
+            **options,
+        )
+    outputs = [
+        _one_segment(query[a:b], key[c:d], value[c:d], scale)
+        for a, b, c, d in zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
+    ]
+    return torch.cat(outputs)
+
+
+def _grouped_heads_option(varlen_attn: Any) -> dict[str, bool]:
+    """torch 2.11 takes fewer key/value heads as they are; from 2.12 on it wants to be told."""
+    import inspect
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+def _longest(ends: tuple[int, ...]) -> int:
+    return max(b - a for a, b in zip(ends, ends[1:], strict=False))
+
+
+def _one_segment(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    queries, keys = query.shape[0], key.shape[0]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    if queries == keys:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    else:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)

@@ -1,0 +1,70 @@
+"""Routed experts as two stacked weights and two grouped matrix products."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer.module import MegatronModule
+
+
+class GroupedExperts(MegatronModule):
+    """This rank's experts (SwiGLU, no bias, never split within: expert tensor parallelism is 1).
+
+    weight1: [local experts, 2 x width, hidden], gate above up. weight2: [local experts, hidden, width].
+    Both are marked `allreduce = False`: stock code joins expert gradients over the expert data-parallel group only
+    when EP > 1, which loses the other tensor-parallel ranks' tokens where TP > 1 and EP = 1 (layers.py:829, B5).
+    """
+
+    def __init__(
+        self, num_local_experts: int, config: Any, submodules: object = None, pg_collection: Any = None
+    ) -> None:
+        super().__init__(config=config)
+        self.num_local_experts = num_local_experts
+        self.expert_group, self.replica_group = pg_collection.ep, pg_collection.expt_dp
+        width, hidden = config.moe_ffn_hidden_size, config.hidden_size
+        self.weight1 = self._weight((num_local_experts, 2 * width, hidden), config.init_method)
+        self.weight2 = self._weight((num_local_experts, hidden, width), config.output_layer_init_method)
+
+    def _weight(self, shape: tuple[int, ...], initialize: Any) -> torch.nn.Parameter:
+        device = torch.cuda.current_device()
+        weight: Any = torch.nn.Parameter(torch.empty(shape, dtype=self.config.params_dtype, device=device))
+        weight.allreduce = False
+        if self.config.perform_initialization:
+            with get_cuda_rng_tracker().fork("expert-parallel-rng"):
+                initialize(weight)
+        return weight
+
+    def forward(
+        self, tokens: torch.Tensor, tokens_per_expert: torch.Tensor, probabilities: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        """tokens: [n, hidden] sorted by expert; tokens_per_expert: [local experts]; probabilities: [n]."""
+        if tokens.shape[0] == 0:
+            # No token came to this rank: keep every weight in the graph, so that its gradient is zero and not absent.
+            return tokens + 0 * (self.weight1.sum() + self.weight2.sum()).to(tokens.dtype), None
+        offsets = tokens_per_expert.to(tokens.device).cumsum(0).to(torch.int32)
+        gate_up = F.grouped_mm(tokens, self.weight1.transpose(1, 2), offs=offsets)
+        gate, up = gate_up.chunk(2, -1)
+        inner = (F.silu(gate) * up * probabilities.unsqueeze(-1)).to(tokens.dtype)
+        return F.grouped_mm(inner, self.weight2.transpose(1, 2), offs=offsets), None
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, ShardedTensor]:
+        """The stacked weights, cut over expert-parallel ranks along the expert dimension."""
+        prepended = len(sharded_offsets)
+        return {
+            prefix + name: ShardedTensor.from_rank_offsets(
+                prefix + name,
+                getattr(self, name),
+                *sharded_offsets,
+                (prepended, self.expert_group.rank(), self.expert_group.size()),
+                replica_id=(0, 0, self.replica_group.rank()),
+                prepend_axis_num=prepended,
+            )
+            for name in ("weight1", "weight2")
+        }
+
+    def backward_dw(self) -> None:
+        """Weight gradients are never deferred here."""

@@ -1,0 +1,1 @@
+"""Models: Hugging Face `config.json` -> `ModelDescription` -> Megatron modules."""

@@ -1,0 +1,91 @@
+"""The policy: Megatron's GPTModel that takes a pack and returns hidden states, so that logits never exist."""
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.utils import unwrap_model
+
+from actor.layers.packed import PackInputs
+from actor.layers.rope import cos_sin, inverse_frequencies
+from actor.models.description import ModelDescription
+from rlpipe.errors import ActorError
+
+
+class HeadWeight(ColumnParallelLinear):
+    """The vocab-parallel output layer, whose call returns its weight instead of logits.
+
+    Calling the module (and not reading the attribute) lets DistributedDataParallel's pre-forward hook wait for an
+    overlapped parameter gather first.
+    """
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
+        """[padded vocabulary / TP, hidden]."""
+        return self.weight
+
+
+class PolicyModel(GPTModel):
+    """One pipeline chunk of the policy; call it with `PackInputs`."""
+
+    def __init__(self, model: ModelDescription, config: Any, *, padded_vocab_size: int, **kwargs: Any) -> None:
+        super().__init__(
+            config=config,
+            vocab_size=padded_vocab_size,
+            max_sequence_length=model.max_positions,
+            position_embedding_type="none",
+            share_embeddings_and_output_weights=model.tied_embeddings,
+            parallel_output=True,
+            **kwargs,
+        )
+        self.description = model
+        self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
+        if self.post_process:
+            self.output_layer.__class__ = HeadWeight
+
+    def forward(self, inputs: PackInputs) -> torch.Tensor:
+        """Hidden states [t, 1, h] of this rank's tokens (a 1/TP slice of them under sequence parallelism).
+
+        On the last stage they have passed the final norm; `actor.head` turns them into log-probabilities. With
+        multi-token prediction the hidden states of each extra depth follow along dimension 0 (see `split_mtp`).
+
+        Raises:
+            ActorError: the tokens do not divide over the tensor-parallel ranks of sequence parallelism.
+        """
+        self._check_shards(inputs)
+        token_ids, position_ids = inputs.token_ids.unsqueeze(0), inputs.position_ids.unsqueeze(0)
+        embedded = self.embedding(token_ids, position_ids) if self.pre_process else None
+        rotary = cos_sin(self._frequencies, inputs.position_ids, self.config.params_dtype)
+        return self.decoder(
+            hidden_states=embedded,
+            attention_mask=None,
+            rotary_pos_emb=rotary,
+            packed_seq_params=inputs.sequences,
+        )
+
+    def _check_shards(self, inputs: PackInputs) -> None:
+        tokens, shards = inputs.token_ids.shape[0], self.config.tensor_model_parallel_size
+        if self.config.sequence_parallel and tokens % shards:
+            raise ActorError(
+                f"a pack of {tokens} tokens per context-parallel rank does not divide over {shards} sequence-parallel "
+                "ranks: pad it with `pack_multiples`"
+            )
+
+
+def policy_of(chunk: torch.nn.Module) -> PolicyModel:
+    """The PolicyModel inside DistributedDataParallel or other wrappers."""
+    return unwrap_model(chunk)
+
+
+def head_weight(chunk: torch.nn.Module) -> torch.Tensor:
+    """The vocab-parallel head [padded vocabulary / TP, hidden] of a last-stage chunk, tied or not."""
+    policy = policy_of(chunk)
+    weight = policy.output_layer()
+    return policy.shared_embedding_or_output_weight() if weight is None else weight
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    """The vocabulary rounded up so that each tensor-parallel rank holds a multiple of 8 rows."""
+    multiple = 8 * parallel_state.get_tensor_model_parallel_world_size()
+    return -(-vocab_size // multiple) * multiple

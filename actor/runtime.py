@@ -1,0 +1,24 @@
+"""The one place that prepares megatron-core in a worker process: call `install_megatron_runtime` before all else."""
+
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=1)
+def install_megatron_runtime() -> None:
+    """Install the patches that this process needs; further calls do nothing.
+
+    The fixes for megatron-core without Transformer Engine apply on every device, the CPU layer only where there is no
+    CUDA. All of it is process-global, so it belongs in a worker process and never in the driver or in pytest itself.
+
+    Raises:
+        ActorError: the installed megatron-core is not the version that the patches were written for.
+    """
+    from actor.megatron_fixes import install_fixes
+
+    if not torch.cuda.is_available():
+        from actor.megatron_cpu import install_cpu
+
+        install_cpu()
+    install_fixes()
