@@ -43,23 +43,32 @@ def gather(
 ) -> list[Any]:
     """Results of `references` (one per worker, same order).
 
-    Raises DeadlineError naming the slow workers, with their stacks; an error of a worker is raised as it is.
+    The first error of a worker is raised as it is, without waiting for the others; raises DeadlineError naming the
+    slow workers, with their stacks.
     """
     import ray
 
     if len(references) != len(workers):
         raise ValueError(f"{len(references)} references for {len(workers)} workers")
-    try:
-        return ray.get(list(references), timeout=deadline_seconds)
-    except ray.exceptions.GetTimeoutError:
-        _, late = ray.wait(list(references), num_returns=len(references), timeout=0)
-        slow = [worker for reference, worker in zip(references, workers, strict=True) if reference in late]
-        stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{_stack(worker)}" for worker in slow)
-        names = ", ".join(worker.name for worker in slow)
-        raise DeadlineError(
-            f"{phase}: no answer from {names} within {deadline_seconds:g} seconds; raise the deadline in the "
-            f"`deadlines` section if that is too short. Stacks:\n{stacks}"
-        ) from None
+    end = time.monotonic() + deadline_seconds
+    pending = list(references)
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+        if not ready:
+            slow = [worker for reference, worker in zip(references, workers, strict=True) if reference in pending]
+            raise deadline_error(slow, deadline_seconds, phase)
+        ray.get(ready)
+    return ray.get(list(references))
+
+
+def deadline_error(slow: Sequence[WorkerAddress], deadline_seconds: float, phase: str) -> DeadlineError:
+    """The error that names the slow workers and shows what they are doing."""
+    stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{_stack(worker)}" for worker in slow)
+    names = ", ".join(worker.name for worker in slow)
+    return DeadlineError(
+        f"{phase}: no answer from {names} within {deadline_seconds:g} seconds; raise the deadline in the "
+        f"`deadlines` section if that is too short. Stacks:\n{stacks}"
+    )
 
 
 def _dump_path(pid: int) -> Path:

@@ -1,0 +1,116 @@
+"""From the configuration to SGLang's ServerArgs."""
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from rlpipe.config.rollout import EngineConfig
+from rlpipe.errors import ConfigError
+from rollout.environment import DeviceKind
+
+# What rollout/ itself decides; the key that the user means instead, where there is one.
+_RESERVED = {
+    "model_path": "model.path",
+    "device": None,
+    "tp_size": "rollout.engine.tensor_parallel",
+    "dtype": "rollout.engine.dtype",
+    "max_total_tokens": "rollout.engine.kv_cache_tokens",
+    "max_running_requests": "rollout.engine.max_running_requests",
+    "mem_fraction_static": "rollout.engine.memory_fraction",
+    "context_length": "rollout.engine.context_tokens",
+    "enable_deterministic_inference": "rollout.engine.deterministic",
+    "random_seed": "seed",
+    "skip_tokenizer_init": None,
+}
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """All that one engine is started with.
+
+    `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
+    used; `instance` names the engine's temporary files; `log_path` receives what its processes print.
+    """
+
+    index: int
+    model_path: str
+    device: DeviceKind
+    engine: EngineConfig
+    request_tokens: int
+    needs_tokenizer: bool
+    seed: int
+    instance: str
+    log_path: str
+
+
+def server_arguments(setup: EngineSetup, known: Collection[str]) -> dict[str, Any]:
+    """Keyword arguments for ServerArgs, whose fields are `known`.
+
+    Raises ConfigError for a name under `rollout.engine.sglang` that ServerArgs lacks or that rollout/ sets itself.
+    """
+    _check_names(setup.engine.sglang, known)
+    per_device = _cpu_arguments(setup) if setup.device == "cpu" else _cuda_arguments(setup)
+    return _common_arguments(setup) | per_device | setup.engine.sglang
+
+
+def kv_cache_tokens(setup: EngineSetup) -> int:
+    """Size of the KV pool on a CPU: as configured, or so that no request ever has to wait for another's memory."""
+    if setup.engine.kv_cache_tokens is not None:
+        return setup.engine.kv_cache_tokens
+    return setup.engine.max_running_requests * (setup.request_tokens + 8)
+
+
+def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
+    engine = setup.engine
+    return {
+        "model_path": setup.model_path,
+        "dtype": engine.dtype,
+        "tp_size": engine.tensor_parallel,
+        "context_length": engine.context_tokens,
+        "max_running_requests": engine.max_running_requests,
+        "mem_fraction_static": engine.memory_fraction,
+        "enable_deterministic_inference": engine.deterministic,
+        "random_seed": setup.seed,
+        "skip_tokenizer_init": not setup.needs_tokenizer,
+        "skip_server_warmup": True,
+        "grammar_backend": "none",
+        "log_level": "warning",
+    }
+
+
+def _cpu_arguments(setup: EngineSetup) -> dict[str, Any]:
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "max_total_tokens": kv_cache_tokens(setup),
+        # A cached prefix or a split prompt is computed in other pieces than a whole one, and rounds differently.
+        # On hybrid models the cache also needs CUDA, and costs 2 GB.
+        "disable_radix_cache": True,
+        "chunked_prefill_size": -1,
+    }
+
+
+def _cuda_arguments(setup: EngineSetup) -> dict[str, Any]:
+    return {
+        "device": "cuda",
+        "max_total_tokens": setup.engine.kv_cache_tokens,
+        # Capturing prefill graphs compiles for over a minute and gains nothing for decoding.
+        "disable_prefill_cuda_graph": True,
+        "cuda_graph_max_bs_decode": setup.engine.max_running_requests,
+    }
+
+
+def _check_names(extra: Collection[str], known: Collection[str]) -> None:
+    for name in extra:
+        if name in _RESERVED:
+            instead = _RESERVED[name]
+            advice = f"use {instead}" if instead else "remove it"
+            raise ConfigError(f"rollout.engine.sglang.{name}: rollout sets this argument itself; {advice}")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else "see sglang.srt.server_args.ServerArgs"
+            raise ConfigError(f"rollout.engine.sglang.{name}: SGLang has no such argument; {advice}")

@@ -1,0 +1,38 @@
+"""Which engine gets which request: the one with the fewest tokens in flight that has room."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from rollout.requests import GenerateRequest
+
+
+class Dispatcher:
+    """Hands out requests in their order. A request in flight counts with the most tokens that it may become.
+
+    An engine has room for `requests_per_engine` requests. That is more than it runs at a time, so that it never waits
+    for the driver; what is not handed out yet goes to the engine that turns out to be faster.
+    """
+
+    def __init__(self, requests: Sequence[GenerateRequest], engines: int, requests_per_engine: int) -> None:
+        self._waiting = deque(requests)
+        self._tokens = [0] * engines
+        self._requests = [0] * engines
+        self._limit = requests_per_engine
+
+    def assign(self) -> dict[int, list[GenerateRequest]]:
+        """Requests to send now, by engine."""
+        batches: dict[int, list[GenerateRequest]] = {}
+        while self._waiting:
+            free = [engine for engine, count in enumerate(self._requests) if count < self._limit]
+            if not free:
+                break
+            engine = min(free, key=lambda index: self._tokens[index])
+            request = self._waiting.popleft()
+            self._requests[engine] += 1
+            self._tokens[engine] += request.most_tokens
+            batches.setdefault(engine, []).append(request)
+        return batches
+
+    def finished(self, engine: int, request: GenerateRequest) -> None:
+        self._requests[engine] -= 1
+        self._tokens[engine] -= request.most_tokens

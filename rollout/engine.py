@@ -1,0 +1,306 @@
+"""One SGLang engine inside its own Ray actor process."""
+
+import asyncio
+import dataclasses
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+from rlpipe.errors import RolloutError, WeightSyncError
+from rlpipe.remote import WorkerAddress, register_worker
+from rlpipe.sample import Status, VersionSpan
+from rlpipe.weights import WeightBucket, WeightGroup
+from rollout import kv_memory, litter
+from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.failures import check_model_folder, log_tail, start_failure
+from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters
+from rollout.usage import UsageClock
+from rollout.version import check_sglang_version
+
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+_LIVENESS_SECONDS = 1.0
+
+
+class Engine:
+    """All methods are coroutines of one event loop, which is not the main thread's: see `start_sglang`.
+
+    Weight updates and generation exclude each other: an update waits for running requests, and requests that come
+    meanwhile wait for the update. A response therefore comes from exactly one version of the weights.
+    """
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._address = register_worker(f"engine {setup.index}")
+        self._sglang: Any = None
+        self._version = 0
+        self._usage = UsageClock()
+        self._start_seconds = 0.0
+        self._request_tokens = 0
+        self._state = asyncio.Condition()
+        self._updating = False
+        self._running: set[asyncio.Task[Generation]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._death: RolloutError | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def address(self) -> WorkerAddress:
+        """Of this process, for deadlines."""
+        return self._address
+
+    async def start(self) -> EngineHealth:
+        """Loads the model. Raises an RlpipeError with one sentence; nothing is left behind then."""
+        setup, begin = self._setup, time.perf_counter()
+        check_sglang_version()
+        check_model_folder(setup)
+        _redirect_output(setup.log_path)
+        _use_own_temporary_folder(setup.instance)
+        # A failing child sends SIGQUIT to its parent, which by default would end this process without a word.
+        faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True)
+        from rollout.sglang_engine import server_argument_names, start_sglang
+
+        arguments = server_arguments(setup, server_argument_names())
+        if setup.device == "cpu":
+            kv_memory.check(setup, kv_cache_tokens(setup))
+        try:
+            self._sglang = start_sglang(setup.instance, arguments)
+        except Exception as error:
+            await self.stop()
+            raise start_failure(setup, error) from None
+        self._request_tokens = self._longest_request()
+        self._start_seconds = time.perf_counter() - begin
+        self._watcher = asyncio.create_task(self._watch_schedulers())
+        return await self.health()
+
+    async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[Generation]]:
+        """Yields answers as they finish, several at a time when several are there.
+
+        Raises RolloutError for a request that does not fit (before anything runs) and when the engine dies.
+        """
+        for request in requests:
+            self._check_fits(request)
+        async with self._state:
+            await self._state.wait_for(lambda: not self._updating)
+            self._alive()
+            tasks = {asyncio.create_task(self._generate_one(request)) for request in requests}
+            self._running |= tasks
+        self._usage.begin(len(tasks))
+        pending = tasks
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                yield [self._result(task) for task in done]
+        finally:
+            for task in pending:
+                task.cancel()
+            self._usage.end(len(tasks))
+            async with self._state:
+                self._running -= tasks
+                self._state.notify_all()
+
+    async def join_weight_group(self, group: WeightGroup, rank: int) -> None:
+        """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        request = InitWeightsUpdateGroupReqInput(
+            master_address=group.address,
+            master_port=group.port,
+            rank_offset=rank,
+            world_size=group.world_size,
+            group_name=group.name,
+            backend=group.backend,
+        )
+        joined, message = await self._call(self._sglang.tokenizer_manager.init_weights_update_group(request, None))
+        if not joined:
+            raise WeightSyncError(
+                f"engine {self._setup.index} could not join weight group {group.name!r} at "
+                f"{group.address}:{group.port}: {message}"
+            )
+
+    async def leave_weight_group(self, name: str) -> None:
+        from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
+
+        request = DestroyWeightsUpdateGroupReqInput(group_name=name)
+        await self._call(self._sglang.tokenizer_manager.destroy_weights_update_group(request, None))
+
+    async def receive(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> float:
+        """Receives all buckets of `plan` in order, then becomes `version`.
+
+        Returns the seconds that it took, without waiting for running requests.
+        Raises WeightSyncError when a bucket cannot be loaded; the engine's weights are unusable then.
+        """
+        async with self._state:
+            await self._state.wait_for(lambda: not self._running and not self._updating)
+            self._alive()
+            self._updating = True
+        begin = time.perf_counter()
+        try:
+            for position, bucket in enumerate(plan):
+                await self._receive_bucket(bucket, group_name, last=position == len(plan) - 1, version=version)
+            self._version = version
+        finally:
+            async with self._state:
+                self._updating = False
+                self._state.notify_all()
+        return time.perf_counter() - begin
+
+    async def health(self) -> EngineHealth:
+        """Raises RolloutError when the engine has died."""
+        self._alive()
+        return EngineHealth(
+            engine=self._setup.index,
+            version=self._version,
+            running_requests=sum(not task.done() for task in self._running),
+            request_tokens=self._request_tokens,
+            kv_cache_tokens=self._sglang._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"],
+            start_seconds=self._start_seconds,
+        )
+
+    async def take_usage(self) -> EngineUsage:
+        """Work since the last call."""
+        return self._usage.take(self._setup.index)
+
+    async def stop(self) -> None:
+        """Ends SGLang's processes and removes its files. Idempotent."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._sglang is not None:
+            import atexit
+
+            atexit.unregister(self._sglang.shutdown)
+            self._sglang.tokenizer_manager._subprocess_watchdog.stop()
+            self._sglang = None
+            self._death = RolloutError(f"engine {self._setup.index} was stopped")
+        litter.end_children()
+        litter.remove_files(self._setup.instance)
+
+    async def _generate_one(self, request: GenerateRequest) -> Generation:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        begin = time.perf_counter()
+        answers = self._sglang.tokenizer_manager.generate_request(
+            GenerateReqInput(
+                input_ids=list(request.prompt_ids),
+                sampling_params=sglang_sampling(request.sampling, request.seed),
+                return_logprob=True,
+            ),
+            None,
+        )
+        answer = await anext(answers)
+        meta = answer["meta_info"]
+        token_ids = tuple(answer["output_ids"])
+        return Generation(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=tuple(entry[0] for entry in meta["output_token_logprobs"]),
+            status=_STATUS[meta["finish_reason"]["type"]],
+            versions=(VersionSpan(self._version, len(token_ids)),),
+            engine=self._setup.index,
+            seconds=time.perf_counter() - begin,
+            retractions=meta["num_retractions"],
+        )
+
+    async def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Awaits SGLang's answer, or raises when SGLang dies."""
+        self._alive()
+        task = asyncio.create_task(coroutine)
+        self._calls.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            self._alive()
+            raise
+        finally:
+            self._calls.discard(task)
+
+    def _result(self, task: "asyncio.Task[Generation]") -> Generation:
+        if self._death is not None:
+            raise self._death
+        generation = task.result()
+        self._usage.count(len(generation.token_ids), generation.retractions)
+        return generation
+
+    async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> None:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+        request = UpdateWeightsFromDistributedReqInput(
+            names=[tensor.name for tensor in bucket.tensors],
+            dtypes=[tensor.dtype for tensor in bucket.tensors],
+            shapes=[list(tensor.shape) for tensor in bucket.tensors],
+            group_name=group_name,
+            load_format="flattened_bucket",
+            flush_cache=last,
+            weight_version=str(version) if last else None,
+        )
+        loaded, message = await self._call(
+            self._sglang.tokenizer_manager.update_weights_from_distributed(request, None)
+        )
+        if not loaded:
+            raise WeightSyncError(
+                f"engine {self._setup.index} could not load the bucket that starts with "
+                f"{bucket.tensors[0].name!r} of version {version}: {message}"
+            )
+
+    def _longest_request(self) -> int:
+        """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""
+        info = self._sglang._scheduler_init_result.scheduler_infos[0]
+        context = self._sglang.tokenizer_manager.context_len
+        return min(context, info["max_total_num_tokens"]) - 2
+
+    def _check_fits(self, request: GenerateRequest) -> None:
+        if request.most_tokens > self._request_tokens:
+            raise RolloutError(
+                f"request {request.request_id!r}: {len(request.prompt_ids)} prompt tokens and up to "
+                f"{request.sampling.max_new_tokens} response tokens exceed the {self._request_tokens} tokens that "
+                "engines accept; raise rollout.engine.context_tokens or kv_cache_tokens, lower "
+                "data.max_prompt_tokens or rollout.max_response_tokens"
+            )
+        if not request.prompt_ids:
+            raise RolloutError(f"request {request.request_id!r} has an empty prompt; engines need at least one token")
+
+    def _alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+
+    async def _watch_schedulers(self) -> None:
+        """Fails all running requests when a process of SGLang dies; SGLang itself would let them wait forever."""
+        watchdog = self._sglang.tokenizer_manager._subprocess_watchdog
+        while all(process.is_alive() for process in watchdog._processes):
+            await asyncio.sleep(_LIVENESS_SECONDS)
+        dead = next(process for process in watchdog._processes if not process.is_alive())
+        self._death = RolloutError(
+            f"engine {self._setup.index} died: SGLang's process {dead.pid} ended with exit code {dead.exitcode}; "
+            f"log: {self._setup.log_path}; its last lines:\n{log_tail(self._setup.log_path)}"
+        )
+        for task in self._running | self._calls:
+            task.cancel()
+
+
+def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
+    """SGLang's sampling_params of one request."""
+    parameters = dataclasses.asdict(sampling) | {"sampling_seed": seed}
+    parameters["stop"] = list(sampling.stop)
+    parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    return parameters
+
+
+def _redirect_output(path: str) -> None:
+    """Lets this process and its children print into `path`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _use_own_temporary_folder(instance: str) -> None:
+    """Sockets and scratch files of SGLang go into a folder that can be removed as a whole."""
+    folder = litter.engine_directory(instance)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = str(folder)

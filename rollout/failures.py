@@ -1,0 +1,67 @@
+"""From what an engine printed to the one sentence that helps."""
+
+import re
+from pathlib import Path
+
+from rlpipe.errors import ModelError, ResourceError, RlpipeError, RolloutError
+from rollout.arguments import EngineSetup
+
+_TAIL_BYTES = 16_384
+_TAIL_LINES = 20
+_NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|memory pool size is too small", re.I)
+_PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|not available)", re.I)
+_EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)$")
+
+
+def log_tail(path: str) -> str:
+    """The last lines of an engine's log, or a remark that there are none."""
+    try:
+        with Path(path).open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    kept = [line for line in lines if line.strip()][-_TAIL_LINES:]
+    return "\n".join(kept) or "(the log is empty)"
+
+
+def start_failure(setup: EngineSetup, error: BaseException) -> RlpipeError:
+    """The error of an engine that did not start, from SGLang's exception and its log."""
+    text = f"{log_tail(setup.log_path)}\n{error}"
+    who = f"engine {setup.index}"
+    if _PORT_TAKEN.search(text):
+        return ResourceError(
+            f"{who} could not start: a port that it needs is taken ({_last_exception(text)}); free the port or "
+            f"choose another under rollout.engine.sglang; log: {setup.log_path}"
+        )
+    if _NO_MEMORY.search(text):
+        return ResourceError(
+            f"{who} could not start: no free memory for its KV pool; lower rollout.engine.kv_cache_tokens, "
+            f"max_running_requests or memory_fraction; log: {setup.log_path}"
+        )
+    return RolloutError(f"{who} could not start: {_last_exception(text)}; log: {setup.log_path}")
+
+
+def check_model_folder(setup: EngineSetup) -> None:
+    """Raises ModelError when the folder lacks what an engine reads."""
+    folder = Path(setup.model_path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no config.json; model.path must be a folder in Hugging Face layout")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder}: no *.safetensors file; model.path must hold the weights")
+    if setup.needs_tokenizer and not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        raise ModelError(
+            f"{folder}: no tokenizer (tokenizer.json); stop strings (rollout.sampling.stop) need it: add the "
+            "tokenizer's files or use stop_token_ids"
+        )
+
+
+def _last_exception(text: str) -> str:
+    """The last line that reads `SomeError: message`, else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        match = _EXCEPTION.match(line)
+        if match and "Initialization failed" not in line:
+            return f"{match[1]}: {match[2]}"
+    return lines[-1] if lines else "no message"

@@ -1,0 +1,268 @@
+"""The driver's handle on all rollout engines."""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+from rlpipe.config.root import Config
+from rlpipe.errors import RlpipeError, RolloutError, WeightSyncError
+from rlpipe.remote import WorkerAddress, deadline_error, gather
+from rlpipe.weights import WeightBucket, WeightGroup
+from rollout.arguments import EngineSetup
+from rollout.dispatch import Dispatcher
+from rollout.environment import DeviceKind, engine_environment
+from rollout.failures import log_tail
+from rollout.litter import engine_directory, remove_files
+from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation
+
+_STOP_SECONDS = 30.0
+_QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
+
+
+class RolloutPool:
+    """Engines as Ray actors named `rollout-engine-0`, `rollout-engine-1`, ...
+
+    Every method that talks to engines has a deadline and raises an RlpipeError of one sentence (plus the last lines of
+    the log where an engine died); afterwards only `stop` is useful.
+    """
+
+    def __init__(self, setups: Sequence[EngineSetup], actors: Sequence[Any], config: Config) -> None:
+        self._setups = tuple(setups)
+        self._actors = tuple(actors)
+        self._config = config
+        # Asked for first: an engine that hangs while it starts cannot answer, and its stack is wanted then.
+        self._address_references = [actor.address.remote() for actor in actors]
+        self._starting = [actor.start.remote() for actor in actors]
+        self._workers: list[WorkerAddress] = []
+        self._group: WeightGroup | None = None
+        self._stopped = False
+
+    @classmethod
+    def start(cls, config: Config, model_path: str, placement: Any = None, log_directory: str | None = None) -> Self:
+        """Starts the engines of `config` in the background; `wait_until_ready` waits for them.
+
+        `placement` has `.strategy(index)`, a Ray scheduling strategy, and `.gpus_per_bundle`; without it Ray places the
+        engines anywhere, on a CPU. Each engine prints into `log_directory/rollout_engine_<index>.log`.
+        """
+        run = uuid.uuid4().hex[:8]
+        gpus = placement.gpus_per_bundle if placement is not None else 0
+        setups = [
+            _setup(config, index, model_path, "cuda" if gpus else "cpu", f"{run}e{index}", log_directory)
+            for index in range(config.rollout.engines)
+        ]
+        actors = [_actor(setup, placement, gpus) for setup in setups]
+        return cls(setups, actors, config)
+
+    def wait_until_ready(self) -> tuple[EngineHealth, ...]:
+        """Blocks until every engine can answer. Raises the first engine's error, for instance ResourceError."""
+        deadline = self._config.deadlines.start_seconds
+        self._addresses(deadline)
+        return tuple(self.gather(self._starting, deadline, "starting rollout engines"))
+
+    def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        deadline_seconds: float,
+        on_finished: Callable[[Generation], None] | None = None,
+    ) -> list[Generation]:
+        """Answers in the order of `requests`; `on_finished` sees each as soon as it is there.
+
+        Raises RolloutError for requests that no engine accepts or an engine that dies, DeadlineError when late.
+        """
+        by_id = {request.request_id: request for request in requests}
+        if len(by_id) != len(requests):
+            raise RolloutError(f"{len(requests) - len(by_id)} of {len(requests)} requests share an id with another")
+        finished: dict[str, Generation] = {}
+        dispatcher = Dispatcher(requests, len(self._actors), self._requests_per_engine())
+        streams: dict[Any, int] = {}
+        end = time.monotonic() + deadline_seconds
+        while len(finished) < len(requests):
+            for engine, batch in dispatcher.assign().items():
+                streams[self._actors[engine].generate.remote(batch)] = engine
+            for generation in self._next_finished(streams, end, deadline_seconds):
+                finished[generation.request_id] = generation
+                dispatcher.finished(generation.engine, by_id[generation.request_id])
+                if on_finished is not None:
+                    on_finished(generation)
+        return [finished[request.request_id] for request in requests]
+
+    def join_weight_group(self, group: WeightGroup) -> list[Any]:
+        """References that are ready when all ranks, the sender's included, have joined. Give them to `gather`."""
+        self._group = group
+        tensor_parallel = self._config.rollout.engine.tensor_parallel
+        return [
+            actor.join_weight_group.remote(group, 1 + index * tensor_parallel)
+            for index, actor in enumerate(self._actors)
+        ]
+
+    def start_receiving(self, plan: tuple[WeightBucket, ...], version: int) -> list[Any]:
+        """References to each engine's seconds of receiving `plan`; the sender may broadcast right after this call.
+
+        Engines finish their running requests first and answer later requests with the new weights.
+        """
+        if self._group is None:
+            raise WeightSyncError("engines have not joined a weight group; call join_weight_group first")
+        return [actor.receive.remote(plan, version, self._group.name) for actor in self._actors]
+
+    def gather(self, references: Sequence[Any], deadline_seconds: float, phase: str) -> list[Any]:
+        """Results of `references`, one per engine, or the error of the first engine that has one."""
+        try:
+            return gather(references, self._addresses(deadline_seconds), deadline_seconds, phase)
+        except ray.exceptions.RayError as error:
+            raise self._translate(error) from None
+
+    def leave_weight_group(self) -> None:
+        if self._group is not None:
+            references = [actor.leave_weight_group.remote(self._group.name) for actor in self._actors]
+            self.gather(references, self._config.deadlines.weight_sync_seconds, "leaving the weight group")
+            self._group = None
+
+    def health(self) -> tuple[EngineHealth, ...]:
+        """Raises RolloutError when an engine has died."""
+        references = [actor.health.remote() for actor in self._actors]
+        return tuple(self.gather(references, self._config.deadlines.start_seconds, "asking for engines' health"))
+
+    def take_usage(self) -> tuple[EngineUsage, ...]:
+        """Each engine's work since the last call."""
+        references = [actor.take_usage.remote() for actor in self._actors]
+        return tuple(self.gather(references, self._config.deadlines.start_seconds, "asking for engines' usage"))
+
+    def stop(self) -> None:
+        """Ends all engine processes and removes their files, whatever state they are in. Idempotent."""
+        if self._stopped or not ray.is_initialized():
+            return
+        self._stopped = True
+        ray.wait([actor.stop.remote() for actor in self._actors], num_returns=len(self._actors), timeout=_STOP_SECONDS)
+        for actor in self._actors:
+            ray.kill(actor)
+        self._sweep()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _addresses(self, deadline_seconds: float) -> list[WorkerAddress]:
+        if not self._workers:
+            try:
+                self._workers = ray.get(self._address_references, timeout=deadline_seconds)
+            except ray.exceptions.GetTimeoutError:
+                raise RolloutError(
+                    f"Ray did not place {len(self._actors)} rollout engines within {deadline_seconds:g} seconds; "
+                    "see `ray status` for free CPUs and GPUs"
+                ) from None
+            except ray.exceptions.RayError as error:
+                raise self._translate(error) from None
+        return self._workers
+
+    def _requests_per_engine(self) -> int:
+        return int(self._config.rollout.engine.max_running_requests * _QUEUE_SHARE) + 1
+
+    def _next_finished(self, streams: dict[Any, int], end: float, deadline_seconds: float) -> list[Generation]:
+        """Blocks until an engine answers; removes streams that have ended."""
+        ready: list[Any]
+        ready, _ = ray.wait(list(streams), num_returns=1, timeout=max(0.0, end - time.monotonic()), fetch_local=False)
+        if not ready:
+            late = [worker for index, worker in enumerate(self._addresses(1.0)) if index in streams.values()]
+            raise deadline_error(late, deadline_seconds, "rollout")
+        try:
+            return ray.get(next(ready[0]))
+        except StopIteration:
+            del streams[ready[0]]
+            return []
+        except ray.exceptions.RayError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: ray.exceptions.RayError) -> RlpipeError:
+        """An engine's own error, or the sentence for an engine whose process is gone."""
+        if isinstance(error, ray.exceptions.RayTaskError):
+            cause = error.cause
+            return type(cause)(*cause.args) if isinstance(cause, RlpipeError) else RolloutError(_last_line(error))
+        if isinstance(error, ray.exceptions.ActorDiedError):
+            index = self._index(error)
+            path = self._setups[index].log_path
+            return RolloutError(
+                f"engine {index} died: its process ended unexpectedly ({_reason(error)}); log: {path}; its last "
+                f"lines:\n{self._on_node(index, log_tail, path)}"
+            )
+        return RolloutError(f"Ray failed while talking to rollout engines: {_last_line(error)}")
+
+    def _index(self, error: ray.exceptions.ActorDiedError) -> int:
+        ids = [actor._actor_id.hex() for actor in self._actors]
+        return ids.index(error.actor_id) if error.actor_id in ids else 0
+
+    def _on_node(self, index: int, function: Callable[[str], Any], argument: str) -> Any:
+        """Runs a function on the machine of engine `index`, whose process may be gone."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if not self._workers:
+            return function(argument)
+        strategy = NodeAffinitySchedulingStrategy(self._workers[index].node_id, soft=False)
+        task = ray.remote(num_cpus=0)(function).options(scheduling_strategy=strategy)
+        try:
+            return ray.get(task.remote(argument), timeout=_STOP_SECONDS)
+        except ray.exceptions.RayError as error:
+            return f"(no answer from node {self._workers[index].node_id}: {type(error).__name__})"
+
+    def _sweep(self) -> None:
+        for index, setup in enumerate(self._setups):
+            self._on_node(index, remove_files, setup.instance)
+
+
+def _setup(
+    config: Config, index: int, model_path: str, device: DeviceKind, instance: str, log_directory: str | None
+) -> EngineSetup:
+    rollout = config.rollout
+    longest_response = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)
+    directory = Path(log_directory) if log_directory else engine_directory(instance)
+    return EngineSetup(
+        index=index,
+        model_path=str(Path(model_path).resolve()),
+        device=device,
+        engine=rollout.engine,
+        request_tokens=config.data.max_prompt_tokens + longest_response,
+        needs_tokenizer=bool(rollout.sampling.stop),
+        seed=config.seed,
+        instance=instance,
+        log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
+    )
+
+
+def _actor(setup: EngineSetup, placement: Any, gpus: int) -> Any:
+    from rollout.engine import Engine
+
+    environment = engine_environment(
+        setup.device, setup.engine.tensor_parallel, engine_directory(setup.instance), os.environ
+    )
+    options: dict[str, Any] = {
+        "name": f"rollout-engine-{setup.index}",
+        "num_cpus": 1 if placement is not None else 0,
+        "num_gpus": gpus,
+        "max_restarts": 0,
+        "runtime_env": {"env_vars": environment},
+    }
+    if placement is not None:
+        options["scheduling_strategy"] = placement.strategy(setup.index)
+    return ray.remote(Engine).options(**options).remote(setup)
+
+
+def _reason(error: ray.exceptions.ActorDiedError) -> str:
+    """The line of Ray's long message that says why."""
+    for line in str(error).splitlines():
+        if "exit" in line.lower() or "killed" in line.lower():
+            return line.strip().rstrip(".")
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,117 @@
+"""What goes into an engine and what comes out of it."""
+
+import hashlib
+from dataclasses import dataclass
+
+from rlpipe.config.data import EvalConfig
+from rlpipe.config.rollout import RolloutConfig
+from rlpipe.sample import Status, VersionSpan
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How the tokens of one response are chosen.
+
+    `temperature` 0 takes the most likely token. `top_k` -1 keeps all tokens. `stop_token_ids` come on top of the
+    end-of-sequence ids in the model's folder; the token that ends a response belongs to the response.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @staticmethod
+    def training(config: RolloutConfig) -> "SamplingParameters":
+        """Of training responses."""
+        sampling = config.sampling
+        return SamplingParameters(
+            config.max_response_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            tuple(sampling.stop),
+            tuple(sampling.stop_token_ids),
+        )
+
+    @staticmethod
+    def evaluation(config: RolloutConfig, evaluation: EvalConfig) -> "SamplingParameters":
+        """Of an evaluation: the stops of training, the temperature of the evaluation."""
+        return SamplingParameters(
+            evaluation.max_response_tokens or config.max_response_tokens,
+            evaluation.temperature,
+            evaluation.top_p,
+            stop=tuple(config.sampling.stop),
+            stop_token_ids=tuple(config.sampling.stop_token_ids),
+        )
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One response to generate. `request_id` is unique among the requests of one call."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParameters
+    seed: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Upper bound of prompt plus response tokens."""
+        return len(self.prompt_ids) + self.sampling.max_new_tokens
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one request.
+
+    `logprobs` has one natural logarithm per token of `token_ids`, under softmax(logits / temperature) before top-k and
+    top-p filtering (at temperature 0: softmax(logits)). `seconds` runs from the engine's receipt of the request to its
+    last token. `retractions` counts how often a full KV pool made the engine start the request over.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    status: Status
+    versions: tuple[VersionSpan, ...]
+    engine: int
+    seconds: float
+    retractions: int
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts."""
+
+    engine: int
+    version: int
+    running_requests: int
+    request_tokens: int
+    kv_cache_tokens: int
+    start_seconds: float
+
+
+@dataclass(frozen=True)
+class EngineUsage:
+    """Work of one engine since the last time it was asked. Busy means that at least one request was running."""
+
+    engine: int
+    busy_seconds: float
+    response_tokens: int
+    requests: int
+    retractions: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Response tokens over busy seconds; 0 when the engine was idle."""
+        return self.response_tokens / self.busy_seconds if self.busy_seconds else 0.0
+
+
+def sample_seed(run_seed: int, sample_id: str) -> int:
+    """63 bits that depend on nothing but the run's seed and the sample's id."""
+    digest = hashlib.sha256(f"{run_seed}/{sample_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,18 @@
+"""Entry point of SGLang's scheduler processes: patches first, then SGLang's own entry point."""
+
+import os
+from typing import Any
+
+from rollout.version import check_sglang_version
+
+
+def run_scheduler(*arguments: Any, **keywords: Any) -> None:
+    """Takes the arguments of `sglang.srt.managers.scheduler.run_scheduler_process`; returns when the engine stops."""
+    check_sglang_version()
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from rollout import cpu_patches
+
+        cpu_patches.install()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    run_scheduler_process(*arguments, **keywords)

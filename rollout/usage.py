@@ -1,0 +1,43 @@
+"""How much an engine worked."""
+
+import time
+
+from rollout.requests import EngineUsage
+
+
+class UsageClock:
+    """Adds up tokens and the seconds in which at least one request was running."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._since = 0.0
+        self._busy_seconds = 0.0
+        self._tokens = 0
+        self._requests = 0
+        self._retractions = 0
+
+    def begin(self, requests: int) -> None:
+        if self._running == 0:
+            self._since = time.perf_counter()
+        self._running += requests
+
+    def end(self, requests: int) -> None:
+        self._running -= requests
+        if self._running == 0:
+            self._busy_seconds += time.perf_counter() - self._since
+
+    def count(self, tokens: int, retractions: int) -> None:
+        """One finished request."""
+        self._tokens += tokens
+        self._requests += 1
+        self._retractions += retractions
+
+    def take(self, engine: int) -> EngineUsage:
+        """What was added up since the last call; a busy stretch that has not ended counts up to now."""
+        now = time.perf_counter()
+        if self._running:
+            self._busy_seconds += now - self._since
+            self._since = now
+        usage = EngineUsage(engine, self._busy_seconds, self._tokens, self._requests, self._retractions)
+        self._busy_seconds, self._tokens, self._requests, self._retractions = 0.0, 0, 0, 0
+        return usage
