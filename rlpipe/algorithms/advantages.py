@@ -1,5 +1,7 @@
 """Advantage functions: from scores and groups to one number per response. Chosen by name, numpy only."""
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,10 +61,29 @@ def register_advantage(name: str) -> Callable[[AdvantageFunction], AdvantageFunc
 
 
 def advantage_function(name: str) -> AdvantageFunction:
-    """The registered function; ConfigError lists the names otherwise."""
-    if name not in _REGISTRY:
-        raise ConfigError(f"algorithm.advantage '{name}' is unknown: use one of {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+    """The function registered as `name`, or the one at `package.module:function`.
+
+    Raises ConfigError for a name that is not known, a path that cannot be imported, and a function that does not take
+    exactly `(batch, config)`.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        raise ConfigError(f"algorithm.advantage '{name}' is unknown: use one of {', '.join(advantage_names())}")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+        inspect.signature(function).bind(None, None)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"algorithm.advantage '{name}' is not a function of (batch, config) that can be imported: {error}"
+        ) from error
+    return function
+
+
+def advantage_names() -> tuple[str, ...]:
+    """Registered names, sorted."""
+    return tuple(sorted(_REGISTRY))
 
 
 @register_advantage("grpo")
