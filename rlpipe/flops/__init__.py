@@ -1,0 +1,31 @@
+"""FLOPs of a model from its config and the real lengths of its sequences. Integers only, no torch."""
+
+from rlpipe.flops.breakdown import FlopsBreakdown, Frozen, Part, PartFlops, SequenceCost, model_flops, sequence_cost
+from rlpipe.flops.convention import Convention
+from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
+from rlpipe.flops.hf_config import load_model_shape, model_shape
+from rlpipe.flops.lengths import batch_lengths
+from rlpipe.flops.shape import ModelShape
+from rlpipe.flops.utilization import tflops_per_gpu, utilization
+from rlpipe.flops.vision import Grid
+
+__all__ = [
+    "Convention",
+    "FlopsBreakdown",
+    "Frozen",
+    "Grid",
+    "KernelWork",
+    "ModelShape",
+    "Part",
+    "PartFlops",
+    "Recompute",
+    "SequenceCost",
+    "batch_lengths",
+    "hardware_flops",
+    "load_model_shape",
+    "model_flops",
+    "model_shape",
+    "sequence_cost",
+    "tflops_per_gpu",
+    "utilization",
+]
