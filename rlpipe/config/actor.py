@@ -1,5 +1,6 @@
 """The Megatron-core actor: parallel layout, optimizer, memory."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -27,6 +28,12 @@ class ParallelConfig(Section):
 
     expert: int = Field(1, ge=1)
     """Expert-parallel size (EP); experts are never split within (ETP is 1)."""
+
+    @property
+    def pack_multiple(self) -> int:
+        """Tokens of a pack are a multiple of it: CP cuts each sequence into 2 x CP pieces, TP shares CP's tokens."""
+        pieces = 2 * self.context if self.context > 1 else 1
+        return math.lcm(pieces, self.context * self.tensor if self.sequence else 1)
 
     @model_validator(mode="after")
     def _sequence_needs_tensor(self) -> Self:

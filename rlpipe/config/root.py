@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rlpipe.config.actor import ActorConfig
-from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from rlpipe.config.base import Section
 from rlpipe.config.data import DataConfig, EvalConfig
 from rlpipe.config.model import ModelConfig, PrepareConfig, WarmStartConfig
@@ -46,11 +46,33 @@ class Config(Section):
     @model_validator(mode="after")
     def _a_sequence_fits_a_pack(self) -> Self:
         longest = self.data.max_prompt_tokens + self.rollout.max_response_tokens
-        budget = self.actor.max_tokens_per_gpu * self.actor.parallel.context
-        if longest > budget:
+        context, multiple = self.actor.parallel.context, self.actor.parallel.pack_multiple
+        for name in ("max_tokens_per_gpu", "forward_max_tokens_per_gpu"):
+            budget = (getattr(self.actor, name) or self.actor.max_tokens_per_gpu) * context
+            if longest > budget // multiple * multiple:
+                raise ValueError(
+                    f"data.max_prompt_tokens + rollout.max_response_tokens is {longest} tokens, more than the pack "
+                    f"budget actor.{name} x context = {budget} in multiples of {multiple}: raise actor.{name} to "
+                    f"{-(-longest // multiple) * multiple // context} or shorten the sequences"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in GROUP_ADVANTAGES:
             raise ValueError(
-                f"data.max_prompt_tokens + rollout.max_response_tokens is {longest} tokens, more than the pack budget "
-                f"actor.max_tokens_per_gpu x context = {budget}: raise actor.max_tokens_per_gpu to "
-                f"{-(-longest // self.actor.parallel.context)} or shorten the sequences"
+                f"algorithm.advantage '{self.algorithm.advantage}' compares the responses of a group, but "
+                "rollout.samples_per_prompt is 1, so every advantage would be 0: raise it, or use 'reinforce_plus_plus'"
+            )
+        if self.algorithm.updates_per_iteration > self.rollout.prompts_per_iteration:
+            raise ValueError(
+                f"algorithm.updates_per_iteration is {self.algorithm.updates_per_iteration} but an iteration has only "
+                f"{self.rollout.prompts_per_iteration} groups, which are never split over updates: lower it or raise "
+                "rollout.prompts_per_iteration"
+            )
+        if self.algorithm.overlong.buffer_tokens > self.rollout.max_response_tokens:
+            raise ValueError(
+                f"algorithm.overlong.buffer_tokens is {self.algorithm.overlong.buffer_tokens}, more than "
+                f"rollout.max_response_tokens = {self.rollout.max_response_tokens}: every response would be punished"
             )
         return self
