@@ -46,7 +46,7 @@ class GraderChooser:
         if name in GRADERS:  # and no dotted path: data do not choose what code runs
             return GraderSpec(name)
         raise DataError(
-            f"prompt {prompt.prompt_id}: column {self._column!r} names the grader {name!r}, which is neither registered "
+            f"prompt {prompt.prompt_id}: column {self._column!r} names the grader {name!r}: neither registered "
             f"({', '.join(sorted(GRADERS))}) nor an entry of reward.graders"
         )
 

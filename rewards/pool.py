@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from rewards.lane import RemoteLane
 from rewards.process import WorkerProcess
 from rlpipe.errors import ResourceError
 from rlpipe.sample import Reward
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 3
+_REMOTE = "remote"
 _LOG = logging.getLogger(__name__)
 
 
@@ -46,7 +48,8 @@ class GradingPool:
 
     `timeout_seconds` is the time limit of one response, `score_on_failure` the score of a response that met it or
     whose grader failed, `memory_bytes` the address space of a worker. Starting does not block: the processes import
-    their libraries while the first responses are generated.
+    their libraries while the first responses are generated. Responses for the grader `remote` go to no process: up to
+    `remote_connections` of them are out at a time, each within the deadline of its service.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class GradingPool:
         timeout_seconds: float = 10.0,
         score_on_failure: float = 0.0,
         memory_bytes: int = 4 * 2**30,
+        remote_connections: int = 64,
     ) -> None:
+        self._lane: RemoteLane | None = None
+        self._remote_connections = remote_connections
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._journal = _Journal(score_on_failure)
@@ -81,10 +87,36 @@ class GradingPool:
         """
         if self._closing.is_set():
             raise RuntimeError("the grading pool is closed")
+        if grader == _REMOTE:
+            return self._submit_remote(sample_id, response, label, options or {}, facts or {})
         message = pickle.dumps((grader, response, label, dict(options or {}), dict(facts or {})))
         request = _Request(sample_id, grader, message, Future())
         self._requests.put(request)
         return request.future
+
+    def _submit_remote(
+        self, sample_id: str, response: str, label: str, options: Mapping[str, object], facts: Mapping[str, object]
+    ) -> "Future[Reward]":
+        if self._lane is None:
+            self._lane = RemoteLane(self._remote_connections)
+        graded: Future[Reward] = Future()
+        graded.set_running_or_notify_cancel()
+
+        def finish(asked: "Future[Reward]") -> None:
+            graded.set_result(self._verdict(sample_id, asked))
+
+        self._lane.submit(response, label, options, facts).add_done_callback(finish)
+        return graded
+
+    def _verdict(self, sample_id: str, asked: "Future[Reward]") -> Reward:
+        if asked.cancelled():
+            return self._journal.error(sample_id, _REMOTE, "the pool was closed")
+        error = asked.exception()
+        if error is None:
+            return asked.result()
+        if isinstance(error, TimeoutError):
+            return self._journal.timeout(sample_id, _REMOTE, "the service met the deadline")
+        return self._journal.error(sample_id, _REMOTE, f"{type(error).__name__}: {error}")
 
     def take_failures(self) -> Failures:
         """Failures since the last call."""
@@ -93,6 +125,9 @@ class GradingPool:
     def close(self) -> None:
         """Cancel what is queued, end every process and wait until it is gone. May be called twice."""
         self._closing.set()
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
         for owner in self._owners:
             self._requests.put(None)
             owner.interrupt()
@@ -121,11 +156,11 @@ class _Journal:
         self._timeouts: list[str] = []
         self._errors: list[str] = []
 
-    def timeout(self, request: _Request, reason: str) -> Reward:
-        return self._failed(request, reason, self._timeouts)
+    def timeout(self, sample_id: str, grader: str, reason: str) -> Reward:
+        return self._failed(sample_id, grader, reason, self._timeouts)
 
-    def error(self, request: _Request, reason: str) -> Reward:
-        return self._failed(request, reason, self._errors)
+    def error(self, sample_id: str, grader: str, reason: str) -> Reward:
+        return self._failed(sample_id, grader, reason, self._errors)
 
     def take(self) -> Failures:
         with self._lock:
@@ -134,10 +169,10 @@ class _Journal:
             self._errors.clear()
         return failures
 
-    def _failed(self, request: _Request, reason: str, failures: list[str]) -> Reward:
+    def _failed(self, sample_id: str, grader: str, reason: str, failures: list[str]) -> Reward:
         with self._lock:
-            failures.append(request.sample_id)
-        _LOG.warning("sample %s, grader %s: %s", request.sample_id, request.grader, reason)
+            failures.append(sample_id)
+        _LOG.warning("sample %s, grader %s: %s", sample_id, grader, reason)
         return Reward(score=self._score_on_failure, correct=None, reason=reason)
 
 
@@ -202,16 +237,22 @@ class _Owner(threading.Thread):
 
     def _grade(self, request: _Request) -> Reward:
         if self._worker is None:  # interrupted while closing
-            return self._journal.error(request, "the pool was closed")
+            return self._journal.error(request.sample_id, request.grader, "the pool was closed")
         try:
             answer = self._worker.ask(request.message, self._timeout_seconds)
         except TimeoutError:
             self._end_worker()
-            return self._journal.timeout(request, f"grading took longer than {self._timeout_seconds:g} seconds")
+            return self._journal.timeout(
+                request.sample_id, request.grader, f"grading took longer than {self._timeout_seconds:g} seconds"
+            )
         except (EOFError, OSError):
             code = self._end_worker()
-            return self._journal.error(request, f"the grading process died ({_describe(code)})")
-        return answer if isinstance(answer, Reward) else self._journal.error(request, f"the grader failed: {answer}")
+            return self._journal.error(
+                request.sample_id, request.grader, f"the grading process died ({_describe(code)})"
+            )
+        if isinstance(answer, Reward):
+            return answer
+        return self._journal.error(request.sample_id, request.grader, f"the grader failed: {answer}")
 
     def _end_worker(self) -> int:
         worker, self._worker = self._worker, None

@@ -14,6 +14,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from rlpipe.errors import ConfigError
 from rlpipe.sample import Reward, Sample, Status
@@ -27,8 +28,24 @@ GRADERS: Mapping[str, str] = {
     "deepscaler": "rewards.mathematics:deepscaler",
     "dapo": "rewards.mathematics:dapo",
     "gsm8k": "rewards.mathematics:gsm8k",
+    "multiple_choice": "rewards.choice:multiple_choice",
+    "f1": "rewards.text:f1",
+    "exact_match": "rewards.text:exact_match",
+    "ifeval": "rewards.ifeval:ifeval",
+    "length": "rewards.shaping:length",
+    "repetition": "rewards.shaping:repetition",
+    "code": "rewards.code:code",
+    "remote": "rewards.remote:remote",
+    "weighted": "rewards.weighted:weighted",
 }
 """Registered graders by name; the module of a grader is imported when it is first used."""
+
+_OPTION_CHECKS: Mapping[str, str] = {
+    "code": "rewards.code:check_code",
+    "remote": "rewards.remote:check_remote",
+    "weighted": "rewards.weighted:check_parts",
+}
+"""What a signature cannot tell about options is checked by these functions; they raise ConfigError."""
 
 
 def grade(name: str, response: str, label: str, **options: object) -> Reward:
@@ -65,20 +82,24 @@ def facts_of(sample: Sample) -> dict[str, object]:
 def find_grader(name: str) -> Grader:
     """The function behind a registered name or a dotted path. Raises ConfigError with what is wrong."""
     path = GRADERS.get(name, name)
-    module_name, colon, function_name = path.partition(":")
-    if not colon:
+    if ":" not in path:
         raise ConfigError(
             f"unknown grader {name!r}: use one of {', '.join(sorted(GRADERS))}, or package.module:function"
         )
-    try:
-        grader = getattr(importlib.import_module(module_name), function_name)
-    except ImportError as error:
-        raise ConfigError(f"grader {name!r}: cannot import {module_name!r} ({error}); mend the dotted path") from error
-    except AttributeError:
-        raise ConfigError(f"grader {name!r}: module {module_name!r} has no {function_name!r}") from None
+    grader = _function(path)
     if not callable(grader):
         raise ConfigError(f"grader {name!r} is a {type(grader).__name__}, not a function")
     return grader
+
+
+def _function(path: str) -> Any:
+    module_name, _, function_name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), function_name)
+    except ImportError as error:
+        raise ConfigError(f"grader {path!r}: cannot import {module_name!r} ({error}); mend the dotted path") from error
+    except AttributeError:
+        raise ConfigError(f"grader {path!r}: module {module_name!r} has no {function_name!r}") from None
 
 
 def check_grader(name: str, options: Mapping[str, object]) -> None:
@@ -93,6 +114,8 @@ def check_grader(name: str, options: Mapping[str, object]) -> None:
             f"grader {name!r} with options {dict(options)!r}: {error}; its signature is {signature}, and it is called "
             "with (response, label, **options)"
         ) from None
+    if name in _OPTION_CHECKS:
+        _function(_OPTION_CHECKS[name])(**options)
 
 
 @cache

@@ -37,7 +37,10 @@ class RewardConfig(Section):
     """Grading processes."""
 
     timeout_seconds: float = Field(10.0, gt=0)
-    """Time limit of one response."""
+    """Time limit of one response. The grader `remote` has its own option `deadline_seconds`."""
+
+    remote_connections: int = Field(64, ge=1)
+    """Requests to grading services at a time."""
 
     memory_bytes: int = Field(4 * 2**30, ge=2**29)
     """Address space of one grading process; a grader that needs more fails and is counted."""

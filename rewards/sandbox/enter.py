@@ -1,0 +1,254 @@
+"""Runs one program with as little as possible: a script of its own, started by `rewards.sandbox.run`.
+
+It reads a request (JSON) from standard input and writes what happened (JSON) to standard output. It imports nothing but
+the standard library, because it runs without the packages of its environment. With namespaces it is three processes:
+the launcher keeps the time, the first process of the PID namespace only waits (when it ends, the kernel kills whatever
+else lives in there), and the third one gives up its rights and becomes the program.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWPID = 0x10000000, 0x00020000, 0x20000000
+_CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWUTS = 0x40000000, 0x08000000, 0x04000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
+_SETUP_FAILED = 97
+_NEW_ROOT, _WORK = "/tmp", "/sandbox"
+
+# Numbers of the system calls of each architecture, and what marks it in a filter.
+_ARCHITECTURES = {
+    "x86_64": {
+        "audit": 0xC000003E, "pivot_root": 155, "clone": 56, "clone3": 435,
+        "denied": [41, 101, 165, 248, 249, 250, 272, 298, 308, 310, 311, 321, 323, 424, 425], "signals": [62, 200, 234],
+    },
+    "aarch64": {
+        "audit": 0xC00000B7, "pivot_root": 41, "clone": 220, "clone3": 435,
+        "denied": [198, 117, 40, 217, 218, 219, 97, 241, 268, 270, 271, 280, 282, 424, 425], "signals": [129, 130, 131],
+    },
+}  # fmt: skip
+# In that order: socket, ptrace, mount, add_key, request_key, keyctl, unshare, perf_event_open, setns,
+# process_vm_readv, process_vm_writev, bpf, userfaultfd, pidfd_send_signal, io_uring_setup; kill, tkill, tgkill.
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    owner = _own_uid()
+    if request["namespaces"]:
+        _enter_namespaces()
+        _build_root(request["visible"], request["work_bytes"])
+        work = _WORK
+        os.mkdir(work)
+    else:
+        work = tempfile.mkdtemp(prefix="rlpipe-code-")
+    try:
+        answer = _run(request, work, owner)
+    finally:
+        if not request["namespaces"]:
+            shutil.rmtree(work, ignore_errors=True)
+    json.dump(answer, sys.stdout)
+
+
+def _own_uid() -> int:
+    """A user id that nothing else on this machine has, if we are root: it holds the process limit and owns no file."""
+    return 2**30 + os.getpid() if os.geteuid() == 0 else os.geteuid()
+
+
+def _enter_namespaces() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    flags = _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+    if uid:
+        flags |= _CLONE_NEWUSER
+    _check(_LIBC.unshare(flags), "unshare")
+    if uid:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def _build_root(visible: list[str], work_bytes: int) -> None:
+    """A root in memory that shows `visible` read-only and is gone with this process."""
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    # Opened before the new root covers the place where they may lie.
+    sources = {path: os.open(path, os.O_PATH) for path in visible if os.path.exists(path)}
+    _mount("tmpfs", _NEW_ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={work_bytes},mode=0755")
+    for path, descriptor in sources.items():
+        target = _NEW_ROOT + path
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            os.makedirs(target, mode=0o755, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        _mount(f"/proc/self/fd/{descriptor}", target, None, _MS_BIND)
+        kept = os.statvfs(target).f_flag & 0xF  # flags that a user namespace may not take away
+        _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | kept)
+        os.close(descriptor)
+    os.mkdir(f"{_NEW_ROOT}/tmp")
+    os.chmod(f"{_NEW_ROOT}/tmp", 0o1777)
+    os.chdir(_NEW_ROOT)
+    pivot_root = _architecture()["pivot_root"]
+    _check(_LIBC.syscall(pivot_root, b".", b"."), "pivot_root")
+    _check(_LIBC.umount2(b".", _MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def _run(request: dict, work: str, owner: int) -> dict:
+    for name, text in request["files"].items():
+        _write(os.path.join(work, name), text)
+    outputs = {name: os.open(os.path.join(work, f".{name}"), os.O_CREAT | os.O_RDWR) for name in ("stdout", "stderr")}
+    _write(os.path.join(work, ".stdin"), request["stdin"])
+    source = os.open(os.path.join(work, ".stdin"), os.O_RDONLY)
+    if os.geteuid() == 0:
+        os.chown(work, owner, owner)
+    os.chmod(work, 0o700)
+    # Both ends close when the program is executed, so that what arrives can only come from the set-up.
+    failures, failure = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _in_child(failure, lambda: _first_process(request, work, owner, [source, *outputs.values()], failure))
+    os.close(failure)
+    status, timed_out = _wait(child, request["wall_seconds"])
+    if not request["namespaces"]:
+        _kill_left_over(owner, child)
+    return {
+        "exit_code": os.waitstatus_to_exitcode(status),
+        "timed_out": timed_out,
+        "set_up_failure": os.read(failures, 1000).decode(errors="replace"),
+        **{name: _read(descriptor, request["output_bytes"]) for name, descriptor in outputs.items()},
+    }
+
+
+def _wait(child: int, wall_seconds: float) -> tuple[int, bool]:
+    late = []
+
+    def kill(*_: object) -> None:
+        late.append(True)
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, kill)
+    signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+    _, status = os.waitpid(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return status, bool(late)
+
+
+def _first_process(request: dict, work: str, owner: int, streams: list[int], failure: int) -> None:
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    if not request["namespaces"]:
+        os.setsid()
+        _become(request, work, owner, streams)
+    program = os.fork()
+    if program == 0:
+        _in_child(failure, lambda: _become(request, work, owner, streams))
+    os.close(failure)
+    while True:
+        ended, status = os.wait()
+        if ended == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _become(request: dict, work: str, owner: int, streams: list[int]) -> None:
+    """Give up every right and execute the program."""
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+    os.chdir(work)
+    for name, value in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
+    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    _install_filter(deny_signals=not request["namespaces"])
+    os.execve(request["arguments"][0], request["arguments"], {**request["environment"], "HOME": work, "TMPDIR": work})
+
+
+def _install_filter(deny_signals: bool) -> None:
+    """Refuse the system calls that open the network, touch other processes or make namespaces."""
+    numbers = _architecture()
+    load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse, kill, absent = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
+    denied = numbers["denied"] + (numbers["signals"] if deny_signals else [])
+    rules = [(load, 0, 0, 4), (equal, 1, 0, numbers["audit"]), (answer, 0, 0, kill), (load, 0, 0, 0)]
+    rules += [(at_least, 0, 1, 0x40000000), (answer, 0, 0, kill)]
+    # glibc falls back from clone3, whose flags a filter cannot see, to clone.
+    rules += [(equal, 0, 1, numbers["clone3"]), (answer, 0, 0, absent)]
+    for number in denied:
+        rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
+    rules += [
+        (equal, 0, 3, numbers["clone"]),
+        (load, 0, 0, 16),
+        (any_bit, 0, 1, _CLONE_NEWUSER),
+        (answer, 0, 0, refuse),
+    ]
+    rules += [(answer, 0, 0, allow)]
+    code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(buffer))
+    _check(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0), "seccomp")
+
+
+def _kill_left_over(owner: int, child: int) -> None:
+    """Without a PID namespace: as root all processes of the own user id, else the session (which cannot fork)."""
+    if os.geteuid():
+        return
+    killer = os.fork()
+    if killer == 0:
+        os.setresuid(owner, owner, owner)
+        try:
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(killer, 0)
+
+
+def _in_child(failure: int, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except BaseException as error:
+        os.write(failure, str(error).encode())
+    os._exit(_SETUP_FAILED)
+
+
+def _architecture() -> dict:
+    try:
+        return _ARCHITECTURES[platform.machine()]
+    except KeyError:
+        raise OSError(f"no system call numbers for {platform.machine()}") from None
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = [None if text is None else text.encode() for text in (source, target, kind)]
+    _check(_LIBC.mount(*encoded, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def _read(descriptor: int, limit: int) -> str:
+    return os.pread(descriptor, limit, 0).decode("utf-8", errors="replace")
+
+
+if __name__ == "__main__":
+    main()
