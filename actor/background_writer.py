@@ -1,0 +1,82 @@
+"""Writes the files of a Megatron checkpoint in a thread while training goes on.
+
+Megatron's own asynchronous path forks writer processes and keeps a manager process for their results; forking a
+process with many threads and a large host-resident optimizer state is neither safe nor cheap. Here the tensors are
+staged in host memory first and a thread writes the very same buckets.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+from actor.device import compute_device
+
+
+def use_thread_queue() -> None:
+    """Give Megatron a plain queue for write results, before it starts a manager process for one."""
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()
+
+
+class BackgroundWrite:
+    """One running save. `finished` and `finalize` are collective: every process calls them at the same point."""
+
+    def __init__(self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor]) -> None:
+        """live_tensors: those that training changes while the files are written; they are copied first."""
+        self._request = request
+        self._thread: threading.Thread | None = None
+        if request.async_fn is None:  # this process has nothing to write
+            return
+        _, _, results = request.async_fn_args
+        transforms = request.async_fn.args[0]
+        buckets = _copied(request.preload_fn(), live_tensors)
+        self._thread = threading.Thread(
+            target=_write, args=(transforms, buckets, results), name="checkpoint-writer", daemon=True
+        )
+        self._thread.start()
+
+    def finished(self, wait: bool) -> bool:
+        """Whether every process has written its files; with `wait` it first waits for its own."""
+        if self._thread is not None and wait:
+            self._thread.join()
+        running = torch.tensor([float(self._thread is not None and self._thread.is_alive())], device=compute_device())
+        torch.distributed.all_reduce(running, op=torch.distributed.ReduceOp.MAX)
+        return not bool(running.item())
+
+    def finalize(self) -> None:
+        """Collect the results of all processes and write the metadata; raises where a process failed to write."""
+        for function in self._request.finalize_fns:
+            function()
+
+
+def _copied(buckets: list[Any], live_tensors: Sequence[torch.Tensor]) -> list[Any]:
+    live = {tensor.untyped_storage().data_ptr() for tensor in live_tensors}
+
+    def stable(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in live else tensor
+
+    return [
+        (path, name, (blobs, [(item, stable(tensor)) for item, tensor in tensors]))
+        for path, name, (blobs, tensors) in buckets
+    ]
+
+
+def _write(transforms: list[Any], buckets: list[Any], results: Any) -> None:
+    """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
+    written: dict[int, Any] = {}
+    for index, bucket in enumerate(buckets):
+        own, ticket = queue.Queue(), queue.Queue()  # type: ignore[var-annotated]
+        ticket.put(index)
+        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, own, ticket, use_fsync=True)
+        _, outcome = own.get_nowait()
+        if isinstance(outcome, Exception):
+            results.put(outcome)
+            return
+        written[index] = outcome
+    results.put(written)

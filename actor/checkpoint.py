@@ -1,0 +1,215 @@
+"""Saves and loads everything that training continues from, in any parallel layout (megatron dist_checkpointing)."""
+
+import pickle
+import random
+import shutil
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from torch.distributed.checkpoint.api import CheckpointException
+
+from actor.background_writer import BackgroundWrite, use_thread_queue
+from actor.checkpoint_folder import checkpoint_path, partial_path, publish, read_state
+from actor.optimizer_fixes import compact_state
+from actor.reference import ReferenceWeights
+from actor.report import UpdateCounts
+from actor.trainer import Trainer
+from rlpipe.errors import CheckpointError
+
+_LOAD_ERRORS = (
+    CheckpointingException,
+    CheckpointException,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+
+
+class Checkpointer:
+    """Collective: every process calls each method at the same point."""
+
+    def __init__(self, trainer: Trainer, keep: int) -> None:
+        self._trainer = trainer
+        self._keep = keep
+        self._running: tuple[BackgroundWrite, Path, dict[str, Any]] | None = None
+        use_thread_queue()
+
+    def save(self, directory: Path, iteration: int, driver_state: dict[str, Any]) -> Path:
+        """Start saving to `directory/iteration_*` in the background; the folder appears once it is complete."""
+        self.finish()
+        final = checkpoint_path(directory, iteration)
+        partial = partial_path(final)
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        dist.barrier()
+        request = dist_checkpointing.save(_content(self._trainer, loading=False), str(partial), async_sharded_save=True)
+        live = [tensor for chunk in self._trainer.policy for tensor in (*chunk.parameters(), *chunk.buffers())]
+        state = {"iteration": iteration, "driver": driver_state, "actor": _progress(self._trainer)}
+        self._running = (BackgroundWrite(request, live), final, state)
+        return final
+
+    def poll(self) -> None:
+        """Publish a running save if all processes have written their files."""
+        self._publish(wait=False)
+
+    def finish(self) -> None:
+        """Wait for a running save and publish it."""
+        self._publish(wait=True)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Load into the trainer; returns the driver state.
+
+        Raises:
+            CheckpointError: missing, unfinished, damaged, or of another model; the run must not go on after it.
+        """
+        state = read_state(path)
+        saved, own = state["actor"]["model"], _model_identity(self._trainer)
+        if saved != own:
+            key = next(key for key in own if saved.get(key) != own[key])
+            raise CheckpointError(
+                f"{path} holds a model with {key} {saved.get(key)}, the configured one has {own[key]}: "
+                "use the model.path of the run that saved it"
+            )
+        try:
+            loaded = dist_checkpointing.load(_content(self._trainer, loading=True), str(path))
+        except _LOAD_ERRORS as error:
+            raise CheckpointError(f"{path} cannot be read ({_summary(error)}): use another checkpoint") from error
+        _restore(self._trainer, loaded, state["actor"])
+        return state["driver"]
+
+    def _publish(self, wait: bool) -> None:
+        if self._running is None:
+            return
+        write, final, state = self._running
+        if not write.finished(wait):
+            return
+        self._running = None
+        try:
+            write.finalize()
+        except _LOAD_ERRORS as error:
+            raise CheckpointError(f"saving {final} failed ({_summary(error)}): free space or fix access") from error
+        if dist.get_rank() == 0:
+            publish(partial_path(final), final, state, self._keep)
+        dist.barrier()
+
+
+def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
+    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators."""
+    metadata = {
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "distrib_optim_fully_reshardable_mem_efficient": True,
+    }
+    models = {
+        _chunk_key(trainer, index): chunk.sharded_state_dict(metadata=metadata)
+        for index, chunk in enumerate(trainer.policy)
+    }
+    content: dict[str, Any] = dict(models)
+    content["optimizer"] = trainer.optimizer.megatron.sharded_state_dict(models, is_loading=loading, metadata=metadata)
+    if trainer.reference is not None:
+        content["reference"] = _reference_content(trainer, trainer.reference, metadata)
+    if not loading:
+        content["generators"] = _all_generators()
+    return content
+
+
+def _chunk_key(trainer: Trainer, index: int) -> str:
+    return "model" if len(trainer.policy) == 1 else f"model{index}"
+
+
+def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The model's sharded tensors once more, under another name and with the reference's data."""
+    weights = dict(zip((id(p) for chunk in trainer.policy for p in chunk.parameters()), reference.weights, strict=True))
+    content = {
+        _chunk_key(trainer, index): chunk.sharded_state_dict(metadata=metadata)
+        for index, chunk in enumerate(trainer.policy)
+    }
+    for entry in nested_values(content):
+        if isinstance(entry, ShardedTensor | ShardedTensorFactory) and id(entry.data) in weights:
+            entry.data = weights[id(entry.data)]
+    add_prefix_for_sharding(content, "reference.")
+    return content
+
+
+def _restore(trainer: Trainer, loaded: dict[str, Any], progress: dict[str, Any]) -> None:
+    for index, chunk in enumerate(trainer.policy):
+        chunk.load_state_dict(loaded[_chunk_key(trainer, index)], strict=True)
+    trainer.optimizer.megatron.load_state_dict(loaded["optimizer"])
+    compact_state(trainer.optimizer.megatron)
+    trainer.optimizer.applied_steps = progress["applied_steps"]
+    trainer.counts = UpdateCounts(**progress["counts"])
+    _set_generators(loaded["generators"])
+
+
+def _progress(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "applied_steps": trainer.optimizer.applied_steps,
+        "counts": asdict(trainer.counts),
+        "model": _model_identity(trainer),
+    }
+
+
+def _model_identity(trainer: Trainer) -> dict[str, Any]:
+    """What must agree between a checkpoint and the configured model; plain JSON values."""
+    model = trainer.description
+    return {
+        "architecture": model.architecture,
+        "layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "heads": [model.heads, model.kv_heads, model.head_dim],
+        "experts": model.experts.experts if model.experts else 0,
+        "dtype": trainer.options.actor.dtype,
+        "reference": trainer.reference is not None,
+    }
+
+
+def _all_generators() -> list[Any]:
+    """The generator states of all processes, in rank order; the same list everywhere."""
+    own = {
+        "python": random.getstate(),
+        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+        "torch": torch.get_rng_state(),
+        "megatron": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered
+
+
+def _set_generators(saved: list[Any]) -> None:
+    """Each process continues its own generators; with another number of processes the freshly seeded ones stay."""
+    if len(saved) != dist.get_world_size():
+        return
+    own = saved[dist.get_rank()]
+    random.setstate(_as_tuples(own["python"]))
+    np.random.set_state(tuple(own["numpy"]))
+    torch.set_rng_state(own["torch"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(own["megatron"])
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(part) for part in value) if isinstance(value, list | tuple) else value
+
+
+def _summary(error: BaseException) -> str:
+    """The last line: torch's collected exceptions put the traceback of each rank before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]

@@ -1,0 +1,37 @@
+"""Finds the packs behind a gradient that is not finite, by going through them one at a time."""
+
+from collections.abc import Sequence
+
+import torch
+
+from actor.device import compute_device
+from actor.passes import HeadOptions, forward_backward
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.pack import Pack
+
+
+def packs_with_bad_gradients(
+    chunks: Sequence[torch.nn.Module], packs: Sequence[Pack], head: HeadOptions, algorithm: AlgorithmConfig
+) -> tuple[str, ...]:
+    """Sample ids of this rank's packs whose own backward pass leaves a gradient that is not finite.
+
+    Runs the step's passes again, so it costs one more step; only a skipped one. Empty where every single pack is fine
+    and only their sum overflows. Collective: all ranks have the same number of packs.
+    """
+    culprits: list[str] = []
+    for pack in packs:
+        for chunk in chunks:
+            chunk.zero_grad_buffer()  # type: ignore[operator]
+        forward_backward(chunks, [pack], head, algorithm)
+        if not _finite(chunks):
+            culprits += pack.sample_ids
+    return tuple(culprits)
+
+
+def _finite(chunks: Sequence[torch.nn.Module]) -> bool:
+    bad = torch.zeros((), device=compute_device())
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            if parameter.requires_grad:
+                bad += (~torch.isfinite(parameter.main_grad)).any()  # type: ignore[attr-defined]
+    return not bool(bad.item())

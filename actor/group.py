@@ -1,0 +1,264 @@
+"""The driver's handle on the training side, all processes as one object. Imports neither torch nor Megatron."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actor.layout import ActorLayout
+from actor.losses.requirements import needs_reference
+from actor.report import RankTrainReport, Spread, TrainReport, WeightSendReport
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.root import Config
+from rlpipe.errors import ActorError, RlpipeError
+from rlpipe.pack import Pack
+from rlpipe.remote import WorkerAddress, gather
+from rlpipe.weights import WeightBucket, WeightGroup
+
+T = TypeVar("T")
+_STOP_SECONDS = 60.0
+
+
+class ActorPlacement(Protocol):
+    """Where the processes go: one bundle per process."""
+
+    @property
+    def gpus_per_bundle(self) -> int: ...
+
+    def strategy(self, index: int) -> Any:
+        """Ray scheduling strategy of process `index`."""
+
+
+class Pending(Generic[T]):
+    """A call that runs on all processes while the driver does something else."""
+
+    def __init__(self, wait: Callable[[], T]) -> None:
+        self._wait = wait
+
+    def result(self) -> T:
+        """Wait for it, with the deadline of its phase; errors of the workers are raised here."""
+        return self._wait()
+
+
+class ActorGroup:
+    """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline."""
+
+    def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
+        self._config = config
+        self._workers = workers
+        self._addresses = addresses
+        self.layout = ActorLayout.of(config.actor)
+
+    @classmethod
+    def start(cls, config: Config, placement: ActorPlacement | None = None) -> "ActorGroup":
+        """Start the processes, join them, load the policy. Ray must be initialised.
+
+        Raises:
+            ModelError, ActorError, ResourceError: what a worker found wrong; DeadlineError: no answer in time.
+        """
+        workers = [_start_process(config, rank, placement) for rank in range(config.actor.processes)]
+        group = cls(config, workers, [])
+        try:
+            group._join()
+        except BaseException:
+            group.stop()
+            raise
+        return group
+
+    def train(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> TrainReport:
+        """One optimizer step per entry of `packs_by_data_rank[data_rank]`.
+
+        Raises:
+            ActorError: ranks have different numbers of steps or packs (found before anything is sent), a pack does not
+                fit the layout, or `actor.max_skipped_updates` updates in a row were skipped.
+        """
+        self._check_steps(packs_by_data_rank, algorithm)
+        references = self._by_data_rank("train", packs_by_data_rank, algorithm)
+        reports: list[RankTrainReport] = self._gather(references, self._config.deadlines.train_seconds, "train")
+        report = _merge(reports, self.layout)
+        self._check_skipped(reports[0], report)
+        return report
+
+    def logprobs(
+        self, packs_by_data_rank: Sequence[Sequence[Pack]], which: Literal["policy", "reference"] = "policy"
+    ) -> list[list[NDArray[np.float32]]]:
+        """Log-probabilities of the trained tokens, float32 [T] per pack and 0 where `loss_mask` is 0."""
+        self.layout.check_packs(packs_by_data_rank, f"{which} log-probabilities")
+        references = self._by_data_rank("logprobs", packs_by_data_rank, which)
+        answers = self._gather(references, self._config.deadlines.train_seconds, f"{which}_logprob")
+        return [answers[rank] for rank in self.layout.reporting_ranks]
+
+    def set_reference(self) -> None:
+        """The present policy becomes the reference policy; a no-op where no reference is kept."""
+        self._all("set_reference", self._config.deadlines.train_seconds)
+
+    def reset_optimizer(self, optimizer: OptimizerConfig, total_steps: int) -> None:
+        """Fresh moments and a new schedule, between a supervised phase and reinforcement learning.
+
+        total_steps: where the decay of the learning rate ends if `optimizer.decay_steps` is empty.
+        """
+        self._all("reset_optimizer", self._config.deadlines.train_seconds, optimizer, total_steps)
+
+    def save_checkpoint(
+        self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool = False
+    ) -> Path:
+        """Save to `directory/iteration_*`, in the background unless `wait`; returns that folder.
+
+        driver_state: any JSON value of the driver, given back by `load_checkpoint`.
+        """
+        seconds = self._config.deadlines.checkpoint_seconds
+        return self._all("save_checkpoint", seconds, directory.absolute(), iteration, driver_state, wait)[0]
+
+    def finish_checkpoint(self) -> None:
+        """Wait until a running save is complete."""
+        self._all("finish_checkpoint", self._config.deadlines.checkpoint_seconds)
+
+    def load_checkpoint(self, path: Path) -> dict[str, Any]:
+        """Load a checkpoint saved under any parallel layout; returns its driver state. Raises CheckpointError."""
+        return self._all("load_checkpoint", self._config.deadlines.checkpoint_seconds, path.absolute())[0]
+
+    def save_hf(self, directory: Path) -> None:
+        """Write the policy in Hugging Face layout."""
+        self._all("save_hf", self._config.deadlines.checkpoint_seconds, directory.absolute())
+
+    def weight_plan(self) -> tuple[WeightBucket, ...]:
+        """What `begin_send_weights` sends, in order."""
+        return self._all("weight_plan", self._config.deadlines.start_seconds)[0]
+
+    def begin_join_weight_group(self, weight_group: WeightGroup) -> Pending[None]:
+        """Rank 0 joins the engines' group; the engines must join at the same time."""
+        references = self._call("join_weight_group", weight_group)
+        seconds = self._config.deadlines.weight_sync_seconds
+
+        def wait() -> None:
+            self._gather(references, seconds, "join_weight_group")
+
+        return Pending(wait)
+
+    def begin_send_weights(self, verify: bool = False) -> Pending[WeightSendReport]:
+        """Broadcast the policy to the joined engines, which must be receiving at the same time."""
+        references = self._call("send_weights", verify)
+        seconds = self._config.deadlines.weight_sync_seconds
+        return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])
+
+    def stop(self) -> None:
+        """End the processes, after a running save is complete. Safe to call twice and after a failure."""
+        import ray
+
+        workers, self._workers = self._workers, []
+        if workers and self._addresses:
+            ray.wait([worker.run.remote("stop") for worker in workers], num_returns=len(workers), timeout=_STOP_SECONDS)
+        for worker in workers:
+            ray.kill(worker)
+
+    def _join(self) -> None:
+        import ray
+
+        seconds = self._config.deadlines.start_seconds
+        try:
+            self._addresses = ray.get(self._call("address"), timeout=seconds)
+        except ray.exceptions.GetTimeoutError:
+            raise ActorError(
+                f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the cluster "
+                "too small for actor.processes, or deadlines.start_seconds too short?"
+            ) from None
+        (endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
+        self._all("start", seconds, *endpoint)
+
+    def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:
+        counts = [len(steps) for steps in packs_by_data_rank]
+        if not counts or min(counts) != max(counts) or not counts[0]:
+            raise ActorError(
+                f"train: data-parallel ranks have {counts} optimizer steps; all need the same, at least one"
+            )
+        for index in range(counts[0]):
+            step = [steps[index] for steps in packs_by_data_rank]
+            self.layout.check_packs(step, f"train, optimizer step {index}")
+            if needs_reference(algorithm):
+                for packs in step:
+                    self.layout.check_reference(packs, f"train, optimizer step {index}")
+
+    def _check_skipped(self, rank: RankTrainReport, report: TrainReport) -> None:
+        if rank.counts.skipped_in_a_row < self._config.actor.max_skipped_updates:
+            return
+        last = report.steps[-1]
+        raise ActorError(
+            f"{rank.counts.skipped_in_a_row} updates in a row were skipped, the last one because {last.skip_reason} in "
+            f"the packs of samples {', '.join(last.culprit_sample_ids) or '(no single pack)'}; look at these samples, "
+            "lower the learning rate, or raise actor.max_skipped_updates"
+        )
+
+    def _by_data_rank(self, method: str, values: Sequence[Any], *arguments: Any) -> list[Any]:
+        """Call `method` on all processes; each gets the value of its data rank, which Ray stores once."""
+        import ray
+
+        stored = [ray.put(value) for value in values]
+        return [
+            worker.run.remote(method, stored[self.layout.place(rank).data], *arguments)
+            for rank, worker in enumerate(self._workers)
+        ]
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        return [worker.run.remote(method, *arguments) for worker in self._workers]
+
+    def _all(self, method: str, deadline_seconds: float, *arguments: Any) -> list[Any]:
+        return self._gather(self._call(method, *arguments), deadline_seconds, method)
+
+    def _gather(self, references: list[Any], deadline_seconds: float, phase: str) -> list[Any]:
+        """Answers in rank order; an error that a worker meant for the user is raised as that error."""
+        import ray
+
+        try:
+            return gather(references, self._addresses, deadline_seconds, phase)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, RlpipeError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayActorError as error:
+            first = str(error).splitlines()[0]
+            raise ActorError(
+                f"{phase}: a process of the actor ended ({first}); see its log in Ray's session folder"
+            ) from None
+
+
+class _Process:
+    """What Ray starts: imports torch and Megatron only inside its own process, never where the driver runs."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        os.environ.setdefault(
+            "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+        )  # orders Megatron's overlapped kernels and collectives
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        from actor.worker import ActorWorker
+
+        self._worker = ActorWorker(config, rank)
+
+    def run(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._worker, method)(*arguments)
+
+
+def _start_process(config: Config, rank: int, placement: ActorPlacement | None) -> Any:
+    import ray
+
+    options: dict[str, Any] = {"name": f"actor-{rank}", "num_cpus": 1}
+    if placement is not None:
+        options |= {"num_gpus": placement.gpus_per_bundle, "scheduling_strategy": placement.strategy(rank)}
+    return ray.remote(_Process).options(**options).remote(config, rank)
+
+
+def _merge(reports: Sequence[RankTrainReport], layout: ActorLayout) -> TrainReport:
+    steps = reports[layout.reporting_ranks[0]].steps
+    counts = reports[0].counts
+    return TrainReport(
+        steps=steps,
+        forward_backward_seconds=Spread.of([report.seconds.forward_backward for report in reports]),
+        optimizer_seconds=Spread.of([report.seconds.optimizer for report in reports]),
+        total_seconds=Spread.of([report.seconds.total for report in reports]),
+        updates_attempted=counts.attempted,
+        updates_applied=counts.applied,
+        updates_skipped=counts.skipped,
+    )

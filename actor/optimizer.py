@@ -1,0 +1,125 @@
+"""Megatron's distributed Adam with masters and moments in host memory, its learning rate, and its clipped step."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+from actor.adam import adam_classes
+from actor.models.build import reduce_replicated_gradients
+from actor.optimizer_fixes import zero_state
+from actor.schedule import learning_rate_at
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.errors import ActorError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def freeze(named: dict[str, tuple[torch.nn.Parameter, tuple[str, ...]]], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Stop training the parameters that a pattern matches; call before the model is wrapped for data parallelism.
+
+    named: global Megatron name -> (parameter, its Hugging Face names). A parameter that holds several Hugging Face
+    tensors is frozen when all of them match, and refused when only some do.
+
+    Returns the Hugging Face names that were frozen on this rank.
+
+    Raises:
+        ActorError: a pattern matches part of a fused parameter.
+    """
+    frozen: list[str] = []
+    for name, (parameter, hf_names) in named.items():
+        matching = [hf for hf in hf_names if any(re.search(pattern, hf) for pattern in patterns)]
+        if not matching:
+            continue
+        if len(matching) < len(hf_names):
+            rest = next(hf for hf in hf_names if hf not in matching)
+            raise ActorError(
+                f"actor.frozen_parameters matches {matching[0]} but not {rest}, and both live in {name}: "
+                "match all of them or none"
+            )
+        parameter.requires_grad_(False)
+        frozen += hf_names
+    return tuple(frozen)
+
+
+class Optimizer:
+    """Adam over the parameters of data-parallel wrapped model chunks.
+
+    The distributed optimizer shards masters and moments over data-parallel ranks; `cpu_offload_fraction` of them live
+    in host memory and are updated there. Parameters with one dimension have no weight decay.
+    """
+
+    def __init__(
+        self, chunks: Sequence[torch.nn.Module], options: OptimizerConfig, dtype: str, total_steps: int
+    ) -> None:
+        self.options = options
+        self.total_steps = total_steps
+        self.applied_steps = 0
+        self._chunks = list(chunks)
+        with adam_classes(options.moments_dtype):
+            self.megatron: Any = get_megatron_optimizer(_megatron_config(options, dtype), self._chunks)
+        zero_state(self.megatron)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return learning_rate_at(self.applied_steps, self.options, self.total_steps)
+
+    def zero_gradients(self) -> None:
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()  # type: ignore[operator]
+        self.megatron.zero_grad()
+
+    def finish_gradients(self) -> None:
+        """Add gradients up over data and context ranks, and over tensor ranks where a parameter is replicated.
+
+        No division: the global denominator is inside the loss weights.
+        """
+        finalize_model_grads(self._chunks, None)
+        reduce_replicated_gradients(self._chunks)
+
+    def gradient_norm(self) -> float:
+        """Global L2 norm over dense and expert parameters, before clipping. Collective."""
+        self.megatron.prepare_grads()
+        return float(self.megatron.get_grad_norm())
+
+    def step(self, gradient_norm: float) -> None:
+        """Clip to `max_gradient_norm` and update; call after `gradient_norm`."""
+        if not math.isfinite(gradient_norm):
+            raise ActorError(f"refused an optimizer step with gradient norm {gradient_norm}")
+        for group in self.megatron.param_groups:
+            group["lr"] = self.learning_rate * group["lr_mult"]
+            group["weight_decay"] = self.options.weight_decay * group["wd_mult"]
+        for part in self.megatron.chained_optimizers:
+            if part.get_parameters():
+                clip_grad_by_total_norm_fp32(
+                    part.get_parameters(), self.options.max_gradient_norm, gradient_norm, use_decoupled_grad=True
+                )
+        self.megatron.step_with_ready_grads()
+        self.applied_steps += 1
+
+
+def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerConfig:
+    return MegatronOptimizerConfig(
+        optimizer="adam",
+        lr=options.learning_rate,
+        min_lr=options.minimum_learning_rate,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.beta1,
+        adam_beta2=options.beta2,
+        adam_eps=options.epsilon,
+        clip_grad=options.max_gradient_norm,
+        bf16=dtype == "bfloat16",
+        params_dtype=_DTYPES[dtype],
+        use_distributed_optimizer=True,
+        use_precision_aware_optimizer=True,
+        optimizer_cpu_offload=True,
+        optimizer_offload_fraction=options.cpu_offload_fraction,
+        overlap_cpu_optimizer_d2h_h2d=options.overlap_transfers and torch.cuda.is_available(),
+    )

@@ -1,0 +1,106 @@
+"""What the training side tells the driver. Pure data: imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One quantity over all ranks."""
+
+    minimum: float
+    mean: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(min(values), sum(values) / len(values), max(values))
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step.
+
+    `metrics` has names of rlpipe.metrics.dictionary, reduced over all ranks: sums and counts are added before dividing,
+    so that they do not depend on how the batch was split. `skip_reason` is None for an applied step;
+    `culprit_sample_ids` are the samples of the packs in which something non-finite first appeared.
+    """
+
+    applied: bool
+    metrics: dict[str, float]
+    skip_reason: str | None = None
+    culprit_sample_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Time of one rank, measured with the device synchronised at both ends of each part."""
+
+    forward_backward: float
+    optimizer: float
+    total: float
+
+
+@dataclass(frozen=True)
+class UpdateCounts:
+    """Optimizer steps since the run started, resumed parts included."""
+
+    attempted: int = 0
+    applied: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+    def after(self, applied: bool) -> "UpdateCounts":
+        return UpdateCounts(
+            attempted=self.attempted + 1,
+            applied=self.applied + applied,
+            skipped=self.skipped + (not applied),
+            skipped_in_a_row=0 if applied else self.skipped_in_a_row + 1,
+        )
+
+
+@dataclass(frozen=True)
+class RankTrainReport:
+    """The answer of one process to `train`. `steps` is empty except on the reporting ranks of the layout."""
+
+    steps: tuple[StepReport, ...]
+    seconds: StepSeconds
+    counts: UpdateCounts
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """One call of `ActorGroup.train`. Seconds are summed over the steps, and spread over the ranks."""
+
+    steps: tuple[StepReport, ...]
+    forward_backward_seconds: Spread
+    optimizer_seconds: Spread
+    total_seconds: Spread
+    updates_attempted: int
+    updates_applied: int
+    updates_skipped: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean over the applied steps (over all, if none was), the largest of `_max` metrics, and the counters."""
+        steps = [step for step in self.steps if step.applied] or list(self.steps)
+        names = dict.fromkeys(name for step in steps for name in step.metrics)
+        merged = {name: _merge(name, [step.metrics[name] for step in steps if name in step.metrics]) for name in names}
+        return merged | {
+            "train/updates_attempted_count": float(self.updates_attempted),
+            "train/updates_applied_count": float(self.updates_applied),
+            "train/updates_skipped_count": float(self.updates_skipped),
+        }
+
+
+@dataclass(frozen=True)
+class WeightSendReport:
+    """One weight update as the sender saw it. `checksums`: one per bucket, empty unless asked for."""
+
+    size_bytes: int
+    seconds: float
+    checksums: tuple[str, ...]
+
+
+def _merge(name: str, values: list[float]) -> float:
+    return max(values) if name.endswith("_max") else sum(values) / len(values)

@@ -1,0 +1,182 @@
+"""One process's share of the policy: model, optimizer, training steps, log-probabilities. Knows nothing of Ray."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from numpy.typing import NDArray
+
+from actor.device import synchronize
+from actor.diagnosis import packs_with_bad_gradients
+from actor.hf.export import parameter_hf_names
+from actor.hf.load import load_hf
+from actor.hf.placement import global_name
+from actor.models.build import build_model, read_model
+from actor.models.description import ModelDescription
+from actor.models.policy import PolicyModel
+from actor.optimizer import Optimizer, freeze
+from actor.passes import HeadOptions, forward_backward, score_packs
+from actor.reduction import any_rank, first_non_finite, reduce_metrics, union_of_ids
+from actor.reference import ReferenceWeights
+from actor.report import RankTrainReport, StepReport, StepSeconds, UpdateCounts
+from rlpipe.config.actor import ActorConfig, OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.errors import ActorError
+from rlpipe.pack import Pack
+
+Which = Literal["policy", "reference"]
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """What a trainer is built from. `total_steps`: optimizer steps of the run, the end of a learning-rate decay."""
+
+    model_path: Path
+    reference_path: Path | None
+    keep_reference: bool
+    actor: ActorConfig
+    total_steps: int
+    temperature: float
+
+
+class Trainer:
+    """Build it in every process after `actor.distributed.start_model_parallel`; every method is collective."""
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self.options = options
+        self.description: ModelDescription = read_model(options.model_path)
+        self.policy: list[PolicyModel] = build_model(self.description, options.actor)
+        self.reference = self._load_weights()
+        self._freeze()
+        self.chunks = _wrap(self.policy)
+        self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
+        self.counts = UpdateCounts()
+
+    def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
+        """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
+        start = time.perf_counter()
+        reports, forward_backward_seconds, optimizer_seconds = [], 0.0, 0.0
+        for packs in steps:
+            report, seconds = self.train_step(packs, algorithm)
+            reports.append(report)
+            forward_backward_seconds += seconds.forward_backward
+            optimizer_seconds += seconds.optimizer
+            if self.counts.skipped_in_a_row >= self.options.actor.max_skipped_updates:
+                break
+        total = time.perf_counter() - start
+        return RankTrainReport(
+            steps=tuple(reports),
+            seconds=StepSeconds(forward_backward_seconds, optimizer_seconds, total),
+            counts=self.counts,
+        )
+
+    def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> tuple[StepReport, StepSeconds]:
+        """Forward and backward over `packs`, then an optimizer step, or a skip on all ranks where something is not
+        finite. Metrics are complete on the last pipeline stage only."""
+        start = time.perf_counter()
+        self.optimizer.zero_gradients()
+        results = forward_backward(self.chunks, packs, self._head(algorithm), algorithm)
+        synchronize()
+        middle = time.perf_counter()
+        culprits = first_non_finite(results)
+        reason, norm = None, math.nan
+        if any_rank(culprits is not None):
+            reason = "the loss or a log-probability is not finite"
+        else:
+            self.optimizer.finish_gradients()
+            norm = self.optimizer.gradient_norm()
+            if not math.isfinite(norm):
+                reason = f"the gradient norm is {norm}"
+                culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm)
+        metrics = reduce_metrics(results)
+        metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
+        if reason is None:
+            self.optimizer.step(norm)
+        self.counts = self.counts.after(applied=reason is None)
+        synchronize()
+        end = time.perf_counter()
+        seconds = StepSeconds(middle - start, end - middle, end - start)
+        return self._report(metrics, reason, culprits), seconds
+
+    def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
+        """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""
+        head = HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, self.options.temperature)
+        if which == "policy":
+            scored = score_packs(self.chunks, packs, head)
+        elif self.reference is None:
+            raise ActorError(
+                "no reference policy is kept: set algorithm.kl.coefficient above 0 or give model.reference_path"
+            )
+        else:
+            with self.reference.swapped_in():
+                scored = score_packs(self.chunks, packs, head)
+        return [
+            logprobs[: pack.padded_tokens].float().cpu().numpy() for logprobs, pack in zip(scored, packs, strict=False)
+        ]
+
+    def set_reference(self) -> None:
+        """The present policy becomes the reference; nothing happens where none is kept."""
+        if self.reference is not None:
+            self.reference.take_policy()
+
+    def reset_optimizer(self, options: OptimizerConfig, total_steps: int) -> None:
+        """Fresh moments and masters from the present weights, step 0 of a new schedule, counters at zero."""
+        self.optimizer = self._new_optimizer(options, total_steps)
+        self.counts = UpdateCounts()
+
+    def _head(self, algorithm: AlgorithmConfig) -> HeadOptions:
+        temperature = 1.0 if algorithm.loss == "sft" else self.options.temperature
+        return HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, temperature)
+
+    def _load_weights(self) -> ReferenceWeights | None:
+        """Load the reference first where it has its own folder, so that one set of device weights suffices."""
+        if self.options.keep_reference and self.options.reference_path is not None:
+            load_hf(self.policy, self.description, self.options.reference_path)
+            reference = ReferenceWeights(self.policy)
+            load_hf(self.policy, self.description, self.options.model_path)
+            return reference
+        load_hf(self.policy, self.description, self.options.model_path)
+        return ReferenceWeights(self.policy) if self.options.keep_reference else None
+
+    def _freeze(self) -> None:
+        patterns = self.options.actor.frozen_parameters
+        if not patterns:
+            return
+        names = parameter_hf_names(self.policy, self.description)
+        named = {
+            global_name(chunk, name): parameter for chunk in self.policy for name, parameter in chunk.named_parameters()
+        }
+        frozen = freeze({name: (parameter, names[name]) for name, parameter in named.items()}, patterns)
+        if not any_rank(bool(frozen)):
+            raise ActorError(f"actor.frozen_parameters {patterns} match no parameter: correct or remove them")
+
+    def _new_optimizer(self, options: OptimizerConfig, total_steps: int) -> Optimizer:
+        return Optimizer(self.chunks, options, self.options.actor.dtype, total_steps)
+
+    def _report(self, metrics: dict[str, float], reason: str | None, culprits: tuple[str, ...] | None) -> StepReport:
+        if reason is None:
+            return StepReport(applied=True, metrics=metrics)
+        return StepReport(False, metrics, reason, union_of_ids(culprits or ()))
+
+
+def _wrap(policy: Sequence[PolicyModel]) -> list[torch.nn.Module]:
+    """Data-parallel wrappers. Gradients are summed, never averaged: `calculate_per_token_loss` is set in the model's
+    configuration, and the global denominator is inside the loss weights."""
+    options = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False, check_for_nan_in_grad=False
+    )
+    wrapped: list[torch.nn.Module] = [
+        DistributedDataParallel(chunk.config, options, chunk, disable_bucketing=index > 0)
+        for index, chunk in enumerate(policy)
+    ]
+    if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
+        syncs = [chunk.no_sync for chunk in wrapped]
+        policy[0].config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
+    return wrapped

@@ -1,0 +1,126 @@
+"""The Ray actor that runs one process of the training side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actor import distributed
+from actor.checkpoint import Checkpointer
+from actor.hf.export import save_hf
+from actor.optimizer_fixes import install_optimizer_fixes
+from actor.report import RankTrainReport, WeightSendReport
+from actor.runtime import install_megatron_runtime
+from actor.trainer import Trainer, TrainerOptions, Which
+from actor.weight_sender import WeightSender
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.root import Config
+from rlpipe.pack import Pack
+from rlpipe.remote import WorkerAddress, register_worker
+from rlpipe.weights import WeightBucket, WeightGroup
+
+
+class ActorWorker:
+    """One process. Methods are called on all processes at the same time, because they exchange data with each other."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._store: Any = None
+        torch.set_num_threads(config.actor.threads)
+        install_megatron_runtime()
+        install_optimizer_fixes()
+
+    def address(self) -> WorkerAddress:
+        return register_worker(f"actor-{self._rank}")
+
+    def open_store(self) -> tuple[str, int]:
+        """Rank 0: start the rendezvous; returns its address and port."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        self._store = distributed.open_store(address, self._config.actor.processes, self._timeout_seconds)
+        return address, self._store.port
+
+    def start(self, address: str, port: int) -> None:
+        """Join the other processes, build the model, load its weights, make the optimizer."""
+        actor = self._config.actor
+        if self._store is None:
+            self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
+        distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
+        distributed.start_model_parallel(actor, self._config.seed)
+        self._trainer = Trainer(trainer_options(self._config))
+        self._checkpointer = Checkpointer(self._trainer, self._config.checkpoint.keep)
+        self._sender = WeightSender(
+            self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
+        )
+
+    def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
+        self._checkpointer.poll()
+        return self._trainer.train(steps, algorithm)
+
+    def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
+        return self._trainer.logprobs(packs, which)
+
+    def set_reference(self) -> None:
+        self._checkpointer.finish()
+        self._trainer.set_reference()
+
+    def reset_optimizer(self, options: OptimizerConfig, total_steps: int) -> None:
+        self._checkpointer.finish()
+        self._trainer.reset_optimizer(options, total_steps)
+
+    def save_checkpoint(self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool) -> Path:
+        path = self._checkpointer.save(directory, iteration, driver_state)
+        if wait:
+            self._checkpointer.finish()
+        return path
+
+    def finish_checkpoint(self) -> None:
+        self._checkpointer.finish()
+
+    def load_checkpoint(self, path: Path) -> dict[str, Any]:
+        return self._checkpointer.load(path)
+
+    def save_hf(self, directory: Path) -> None:
+        save_hf(self._trainer.policy, self._trainer.description, directory, Path(self._config.model.path))
+
+    def weight_plan(self) -> tuple[WeightBucket, ...]:
+        return self._sender.plan
+
+    def join_weight_group(self, group: WeightGroup) -> None:
+        self._sender.join(group, self._config.deadlines.weight_sync_seconds)
+
+    def send_weights(self, verify: bool) -> WeightSendReport | None:
+        """The report on rank 0, None elsewhere."""
+        report = self._sender.send(verify)
+        return report if self._rank == 0 else None
+
+    def stop(self) -> None:
+        """Finish a running save and leave all groups."""
+        if hasattr(self, "_trainer"):
+            self._checkpointer.finish()
+            self._sender.leave()
+        distributed.leave()
+
+    @property
+    def _timeout_seconds(self) -> float:
+        deadlines = self._config.deadlines
+        return max(deadlines.start_seconds, deadlines.train_seconds, deadlines.checkpoint_seconds)
+
+
+def trainer_options(config: Config) -> TrainerOptions:
+    """What the whole configuration says about the trainer."""
+    reference = config.model.reference_path
+    return TrainerOptions(
+        model_path=Path(config.model.path),
+        reference_path=None if reference is None else Path(reference),
+        keep_reference=config.algorithm.kl.coefficient > 0 or reference is not None,
+        actor=config.actor,
+        total_steps=config.run.iterations * config.algorithm.updates_per_iteration,
+        temperature=config.rollout.sampling.temperature,
+    )
