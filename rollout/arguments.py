@@ -74,6 +74,8 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
         "random_seed": setup.seed,
         "skip_tokenizer_init": not setup.needs_tokenizer,
         "skip_server_warmup": True,
+        # An idle engine otherwise spins on a core that the actor could use.
+        "sleep_on_idle": True,
         "grammar_backend": "none",
         "log_level": "warning",
     }
