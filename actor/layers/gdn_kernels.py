@@ -1,0 +1,137 @@
+"""The two kernels of Gated DeltaNet behind one interface, with three backends.
+
+`torch` runs everywhere and is the reference; `fla` (flash-linear-attention's Triton kernels) and `flashqla` (TileLang,
+SM90 and newer) need CUDA and are imported only when chosen. All take key heads unrepeated: value head j belongs to key
+head j // (value heads / key heads).
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
+from actor.layers.packed import PackedSequences
+from rlpipe.errors import ActorError
+
+logger = logging.getLogger(__name__)
+
+Convolution = Callable[[torch.Tensor, torch.Tensor, PackedSequences], torch.Tensor]
+DeltaRule = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PackedSequences], torch.Tensor
+]
+
+
+@dataclass(frozen=True)
+class GdnKernels:
+    """backend: the name of what runs.
+
+    convolve(x [T, c], weight [c, width], sequences) -> silu(depthwise causal convolution) [T, c], no token sees
+        another sequence.
+    delta_rule(query, key [T, HK, K], value [T, HV, V], decay [T, HV] float32 (log space, <= 0), beta [T, HV] float32,
+        sequences) -> [T, HV, V]; queries and keys are L2-normalized inside, queries scaled by K ** -0.5.
+    """
+
+    backend: str
+    convolve: Convolution
+    delta_rule: DeltaRule
+
+
+@lru_cache(maxsize=8)
+def load_kernels(backend: str) -> GdnKernels:
+    """The kernels of a backend; `auto` is fla on CUDA and torch elsewhere. What is chosen is logged.
+
+    Raises:
+        ActorError: the backend needs CUDA or a package that is not there.
+    """
+    if backend == "auto":
+        backend = "fla" if torch.cuda.is_available() else "torch"
+    if backend != "torch" and not torch.cuda.is_available():
+        raise ActorError(f"actor.gdn_backend = {backend} needs CUDA, which is not available: use auto or torch")
+    kernels = {"torch": _torch_kernels, "fla": _fla_kernels, "flashqla": _flashqla_kernels}[backend]()
+    logger.info("Gated DeltaNet runs on the %s backend", kernels.backend)
+    return kernels
+
+
+def _torch_kernels() -> GdnKernels:
+    return GdnKernels("torch", causal_convolution, chunked_delta_rule)
+
+
+def _require(package: str, backend: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ActorError(f"actor.gdn_backend = {backend} cannot import {package} ({error}): install it") from error
+
+
+def _fla_kernels() -> GdnKernels:
+    # fla runs FlashQLA under its own name wherever that is importable, unless told otherwise before its import.
+    os.environ["FLA_FLASH_QLA"] = "0"
+    rule = _require("fla.ops.gated_delta_rule", "fla").chunk_gated_delta_rule
+
+    def delta_rule(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        sequences: PackedSequences,
+    ) -> torch.Tensor:
+        out, _ = rule(
+            *_batch_of_one(query, key, value),
+            g=decay.unsqueeze(0),
+            beta=beta.unsqueeze(0),
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=sequences.ends_tensor,
+            cu_seqlens_cpu=sequences.ends_tensor_host,
+        )
+        return out.squeeze(0)
+
+    return GdnKernels("fla", _fla_convolution("fla"), delta_rule)
+
+
+def _flashqla_kernels() -> GdnKernels:
+    rule = _require("flash_qla", "flashqla").chunk_gated_delta_rule
+
+    def delta_rule(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        sequences: PackedSequences,
+    ) -> torch.Tensor:
+        out, _ = rule(
+            *_batch_of_one(query, key, value),
+            decay.unsqueeze(0),
+            beta.unsqueeze(0),
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=sequences.ends_tensor,
+        )
+        return out.squeeze(0)
+
+    return GdnKernels("flashqla", _fla_convolution("flashqla"), delta_rule)
+
+
+def _fla_convolution(backend: str) -> Convolution:
+    os.environ["FLA_FLASH_QLA"] = "0"
+    convolution = _require("fla.modules.convolution", backend).causal_conv1d
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
+        out, _ = convolution(
+            x.unsqueeze(0).contiguous(), weight.contiguous(), activation="silu", cu_seqlens=sequences.ends_tensor
+        )
+        return out.squeeze(0)
+
+    return convolve
+
+
+def _batch_of_one(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """[T, heads, d] -> contiguous [1, T, heads, d], the kernels' packed layout."""
+    return [tensor.unsqueeze(0).contiguous() for tensor in tensors]
