@@ -45,3 +45,7 @@ class WeightSyncError(RlpipeError):
 
 class DeadlineError(RlpipeError):
     """A remote call took longer than its phase allows; the message holds the stack of the slow worker."""
+
+
+class JitError(RlpipeError):
+    """Kernels compile after warm-up in a run that is configured to stop then."""

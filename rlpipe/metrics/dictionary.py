@@ -86,6 +86,10 @@ _DECLARED = [
         "prompt and response tokens over the training phases",
     ),
     Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
+    Metric("perf/jit_seconds", "seconds", "compiling, tuning and communicator set-up on the slowest training rank"),
+    Metric("perf/jit_compiles", "count", "kernels and functions compiled, all training ranks"),
+    Metric("perf/jit_alarms", "count", "kernels that compiled after warm-up, all training ranks"),
+    Metric("perf/step_excluding_jit_seconds", "seconds", "the step less `perf/jit_seconds`"),
     Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
     Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),
     Metric(

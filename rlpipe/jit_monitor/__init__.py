@@ -1,0 +1,27 @@
+"""Finds compilation where it steals time: in every worker, by kernel, phase and step.
+
+monitor = JitMonitor.install(JitSettings(warmup_steps=1), rank=rank)  # before kernel libraries are imported
+with monitor.step(iteration):
+    with monitor.phase("forward"):
+        ...
+report = monitor.drain()
+"""
+
+from rlpipe.jit_monitor.caches import cache_environment
+from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport, StepStall
+from rlpipe.jit_monitor.guards import host_integer, refuse_recompiling_flash_attention
+from rlpipe.jit_monitor.metrics import jit_metrics
+from rlpipe.jit_monitor.monitor import JitMonitor, JitSettings
+
+__all__ = [
+    "JitAlarm",
+    "JitEvent",
+    "JitMonitor",
+    "JitReport",
+    "JitSettings",
+    "StepStall",
+    "cache_environment",
+    "host_integer",
+    "jit_metrics",
+    "refuse_recompiling_flash_attention",
+]

@@ -1,0 +1,21 @@
+"""One module for each compiler: where it compiles, and how to hear of it.
+
+Each has `HOOKS`: pairs of a module's name and a function that attaches to the imported module and returns how to
+detach. A hook must never change what is compiled, and costs nothing while nothing compiles.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+
+from rlpipe.jit_monitor.recorder import Recorder
+
+Detach = Callable[[], None]
+Attach = Callable[[ModuleType, Recorder], Detach]
+Hooks = tuple[tuple[str, Attach], ...]
+
+
+def all_hooks() -> Hooks:
+    """Every hook that there is."""
+    from rlpipe.jit_monitor.hooks import cute_dsl, dynamo, flashinfer, tilelang, triton
+
+    return (*triton.HOOKS, *dynamo.HOOKS, *tilelang.HOOKS, *cute_dsl.HOOKS, *flashinfer.HOOKS)
