@@ -19,6 +19,7 @@ from rlpipe.weights import WeightBucket, WeightGroup
 from rollout import kv_memory, litter
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.failures import check_model_folder, log_tail, start_failure
+from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters
 from rollout.usage import UsageClock
 from rollout.version import check_sglang_version
@@ -60,8 +61,10 @@ class Engine:
         check_model_folder(setup)
         _redirect_output(setup.log_path)
         _use_own_temporary_folder(setup.instance)
+        os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
         # A failing child sends SIGQUIT to its parent, which by default would end this process without a word.
         faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True)
+        litter.avoid_named_semaphores()
         from rollout.sglang_engine import server_argument_names, start_sglang
 
         arguments = server_arguments(setup, server_argument_names())
@@ -72,6 +75,7 @@ class Engine:
         except Exception as error:
             await self.stop()
             raise start_failure(setup, error) from None
+        litter.remove_opened_files(setup.instance)
         self._request_tokens = self._longest_request()
         self._start_seconds = time.perf_counter() - begin
         self._watcher = asyncio.create_task(self._watch_schedulers())

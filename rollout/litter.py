@@ -1,4 +1,7 @@
-"""Processes and files of an engine that must not outlive it."""
+"""Processes and files of an engine that must not outlive it, even when it is killed.
+
+Files are therefore removed as soon as everyone who needs them has opened them, where that is possible.
+"""
 
 import shutil
 import tempfile
@@ -17,10 +20,15 @@ def engine_directory(instance: str) -> Path:
     return _TEMPORARY / f"rlpipe-engine-{instance}"
 
 
-def remove_files(instance: str) -> None:
-    """Removes what an engine left on this machine: SGLang's load file in shared memory, sockets, temporary files."""
+def remove_opened_files(instance: str) -> None:
+    """Removes what an engine that has started has open already: SGLang's load file in shared memory."""
     for path in _SHARED_MEMORY.glob(f"sglang_loads_{instance}_*"):
         path.unlink(missing_ok=True)
+
+
+def remove_files(instance: str) -> None:
+    """Removes all that an engine left on this machine: shared memory, sockets, temporary files."""
+    remove_opened_files(instance)
     shutil.rmtree(engine_directory(instance), ignore_errors=True)
 
 
@@ -36,6 +44,13 @@ def end_children() -> None:
     for child in alive:
         _quietly(child.kill)
     psutil.wait_procs(alive, timeout=_TERM_SECONDS)
+
+
+def avoid_named_semaphores() -> None:
+    """Keeps tqdm from making a lock between processes, which is a file in /dev/shm that outlives a killed process."""
+    from tqdm.std import TqdmDefaultWriteLock
+
+    TqdmDefaultWriteLock.mp_lock = None
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
