@@ -27,7 +27,7 @@ class ActorPlacement(Protocol):
     """Where the processes go: one bundle per process."""
 
     @property
-    def gpus_per_bundle(self) -> int: ...
+    def gpus_per_bundle(self) -> float: ...
 
     def strategy(self, index: int) -> Any:
         """Ray scheduling strategy of process `index`."""

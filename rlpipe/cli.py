@@ -77,6 +77,23 @@ def show_config(config: ConfigPath, overrides: Overrides = None, debug: Debug = 
         typer.echo(resolved_yaml(load_config(config, overrides or [])), nl=False)
 
 
+@app.command()
+def flops(
+    model: Annotated[str, typer.Argument(help="A config.json, its folder, or a name in configs/models.")],
+    seqlens: Annotated[str, typer.Option(help="Real sequence lengths in tokens, separated by commas.")],
+    convention: Annotated[
+        str, typer.Option(help="Attention convention: causal_half, causal_exact or full.")
+    ] = "causal_half",
+    as_json: Annotated[bool, typer.Option("--json", help="Print integers as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Count a model's FLOPs for given sequence lengths, by layer type."""
+    with one_sentence(debug):
+        from rlpipe.flops.command import parse_seqlens, run_flops
+
+        typer.echo(run_flops(model, parse_seqlens(seqlens), convention, as_json))
+
+
 def main() -> None:
     """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
     set_defaults()

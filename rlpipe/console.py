@@ -1,5 +1,6 @@
 """What a person sees: a live line per phase, a table row per iteration."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ _COLUMNS = (
     ("train tok/s", "perf/trained_tokens_per_second", "11,.0f"),
 )
 _HEADER_EVERY_ROWS = 20
+_SAY_EVERY_SECONDS = 15.0
 
 
 class Console:
@@ -34,10 +36,12 @@ class Console:
         self._status: Status | None = None
         self._text = ""
         self._rows = 0
+        self._said_seconds = time.monotonic()
 
     def say(self, text: str) -> None:
         """One plain line."""
         self._rich.print(text, markup=False)
+        self._said_seconds = time.monotonic()
 
     @contextmanager
     def task(self, text: str) -> Iterator[None]:
@@ -55,15 +59,18 @@ class Console:
     def phase(self, iteration: int, name: str) -> Iterator[None]:
         """A live line for one phase of an iteration; nothing without a terminal."""
         if not self._rich.is_terminal:
+            self._text = f"iteration {iteration}/{self._iterations}  {name}"
             yield
             return
         with self.task(f"iteration {iteration}/{self._iterations}  {name}"):
             yield
 
     def progress(self, done: int, total: int) -> None:
-        """Show how much of the running phase is done."""
+        """Show how much of the running phase is done; without a terminal, now and then."""
         if self._status is not None:
             self._status.update(f"{self._text}  {done}/{total}")
+        elif not self._rich.is_terminal and time.monotonic() - self._said_seconds > _SAY_EVERY_SECONDS:
+            self.say(f"{self._text}  {done}/{total}")
 
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """The iteration's row, under a header that returns now and then."""

@@ -5,6 +5,8 @@ import os
 _DEFAULTS = {
     # Telemetry and progress bars of libraries have no place in a run's output.
     "RAY_USAGE_STATS_ENABLED": "0",
+    # The workers are the job: by default Ray lets everything else on the machine go first.
+    "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",

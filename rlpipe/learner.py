@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class Learner:
         """One optimizer step per step of `packs`."""
         return self._actor.train(packs.ranks, self._config.algorithm)
 
-    def _logprobs(self, samples: Sequence[Sample], which: str) -> LogprobsBySample:
+    def _logprobs(self, samples: Sequence[Sample], which: Literal["policy", "reference"]) -> LogprobsBySample:
         packs = pack_for_logprobs(
             samples, self._forward_limits, data_parallel=self._actor.layout.data_parallel, cost=self._cost
         )

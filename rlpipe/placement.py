@@ -4,7 +4,7 @@ import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlpipe.config.root import Config
@@ -19,7 +19,7 @@ class Placement:
 
     group: Any
     bundles: int
-    gpus_per_bundle: int
+    gpus_per_bundle: float
 
     def strategy(self, index: int) -> Any:
         """Ray scheduling strategy that puts a worker into bundle `index`."""
@@ -55,15 +55,20 @@ def ray_cluster(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def actor_placement(config: Config) -> Iterator[Placement]:
-    """Bundles of the actor's processes; given back at the end. Raises ResourceError when they do not fit."""
-    with _reserved("actor", config.actor.processes, 1, config) as placement:
-        yield placement
+def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
+    """Bundles of (actor processes, engines); given back at the end. Raises ResourceError when they do not fit."""
+    if config.ray.colocate and cluster_gpus():
+        with _reserved("colocated", config.actor.processes, 1, config) as shared:
+            half = replace(shared, gpus_per_bundle=0.5)
+            yield half, half
+        return
+    with _reserved("actor", config.actor.processes, 1, config) as actor, engine_placement(config) as engines:
+        yield actor, engines
 
 
 @contextmanager
 def engine_placement(config: Config) -> Iterator[Placement]:
-    """Bundles of the engines; given back at the end. Raises ResourceError when they do not fit."""
+    """Bundles of the engines alone; given back at the end. Raises ResourceError when they do not fit."""
     with _reserved("engine", config.rollout.engines, config.rollout.engine.tensor_parallel, config) as placement:
         yield placement
 
@@ -101,7 +106,7 @@ def _reserved(role: str, bundles: int, gpus: int, config: Config) -> Iterator[Pl
     from ray.util import placement_group, remove_placement_group
 
     gpus = gpus if cluster_gpus() else 0
-    bundle = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    bundle = {"CPU": 2, "GPU": gpus} if gpus else {"CPU": 1}
     group = placement_group([bundle] * bundles, strategy="PACK", name=f"{config.run.name}-{role}")
     try:
         if not group.wait(min(_RESERVE_SECONDS, config.deadlines.start_seconds)):

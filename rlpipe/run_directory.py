@@ -38,6 +38,10 @@ class RunDirectory:
         return self.path / "policy"
 
     @property
+    def reference(self) -> Path:
+        return self.path / "reference"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -18,7 +18,7 @@ from rlpipe.evaluation import Evaluation
 from rlpipe.inputs import Inputs, load_inputs
 from rlpipe.iteration import IterationLog, IterationRecord
 from rlpipe.learner import Learner
-from rlpipe.placement import actor_placement, engine_placement, ray_cluster
+from rlpipe.placement import placements, ray_cluster
 from rlpipe.rollouts import Rollouts, ask_groups
 from rlpipe.run_directory import RunDirectory, drop_rows_from, open_run_directory
 from rlpipe.sample import Prompt, Sample
@@ -111,20 +111,20 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         console.say(f"made {made}")
     directory = open_run_directory(config, resume, overwrite)
     checkpoint = _checkpoint_to_resume(directory, resume)
+    config = _with_saved_reference(config, directory)
     with ExitStack() as stack:
         grading = stack.enter_context(
             GradingPool(config.reward.workers, config.reward.timeout_seconds, config.reward.score_on_failure)
         )
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config))
-            actor_bundles = stack.enter_context(actor_placement(config))
-            engine_bundles = stack.enter_context(engine_placement(config))
-        pool = RolloutPool.start(config, config.model.path, engine_bundles, directory.logs)
+            actor_bundles, engine_bundles = stack.enter_context(placements(config))
+        pool = RolloutPool.start(config, config.model.path, engine_bundles, str(directory.logs))
         stack.callback(pool.stop)
         with console.task("starting the actor"):
             actor = ActorGroup.start(config, actor_bundles)
         stack.callback(actor.stop)
-        state = _load_or_warm_start(inputs, actor, checkpoint, console)
+        state = _load_or_warm_start(inputs, actor, checkpoint, directory, console)
         with console.task("waiting for the engines"):
             pool.wait_until_ready()
         weights = WeightSync(config, actor, pool, actor_bundles)
@@ -163,6 +163,14 @@ def _checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
     return checkpoint
 
 
+def _with_saved_reference(config: Config, directory: RunDirectory) -> Config:
+    """A resumed run takes the reference that its warm start left, since the warm start is not done again."""
+    if config.model.reference_path or not (directory.reference / "config.json").exists():
+        return config
+    model = config.model.model_copy(update={"reference_path": str(directory.reference)})
+    return config.model_copy(update={"model": model})
+
+
 def _load_or_warm_start(inputs: Inputs, actor: ActorGroup, checkpoint: Path | None, console: Console) -> RunState:
     settings = inputs.config.warm_start
     if checkpoint is not None:
@@ -172,5 +180,7 @@ def _load_or_warm_start(inputs: Inputs, actor: ActorGroup, checkpoint: Path | No
     if settings is not None:
         with console.task(f"warm start, up to {settings.steps} supervised steps"):
             result = warm_start(inputs, settings, actor, console)
+            if inputs.config.algorithm.kl.coefficient > 0:
+                actor.save_hf(directory.reference)
         console.say(f"warm start: {result.steps} supervised steps, last loss {result.loss:.3f} nats a token")
     return RunState()

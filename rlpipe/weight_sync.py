@@ -42,7 +42,8 @@ class WeightSync:
             address=address,
             port=port,
             world_size=1 + engine_processes,
-            backend="nccl" if cluster_gpus() else "gloo",
+            # NCCL refuses two ranks on one GPU.
+            backend="nccl" if cluster_gpus() and not self._config.ray.colocate else "gloo",
         )
         engines = self._pool.join_weight_group(group)
         self._actor.begin_join_weight_group(group).result()

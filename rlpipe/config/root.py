@@ -44,6 +44,16 @@ class Config(Section):
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
     @model_validator(mode="after")
+    def _colocated_engines_have_a_process_each(self) -> Self:
+        engines, tensor_parallel = self.rollout.engines, self.rollout.engine.tensor_parallel
+        if self.ray.colocate and (engines > self.actor.processes or tensor_parallel > 1):
+            raise ValueError(
+                f"ray.colocate needs rollout.engine.tensor_parallel 1 (it is {tensor_parallel}) and at most one engine "
+                f"per actor process (rollout.engines is {engines}, actor.processes {self.actor.processes})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_sequence_fits_a_pack(self) -> Self:
         longest = self.data.max_prompt_tokens + self.rollout.max_response_tokens
         context, multiple = self.actor.parallel.context, self.actor.parallel.pack_multiple

@@ -68,6 +68,9 @@ class RayConfig(Section):
     address: str | None = None
     """`auto` or host:port joins a cluster; empty starts a local one that ends with the run."""
 
+    colocate: bool = False
+    """Engine i shares the GPU of actor process i instead of having its own."""
+
     object_store_bytes: int = Field(200 * 2**20, ge=80 * 2**20)
     """Object store of a local cluster."""
 

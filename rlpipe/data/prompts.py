@@ -89,10 +89,10 @@ def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBas
             f"{row.place}: the tokenizer {tokenizer.name_or_path} has no chat template; set "
             "apply_chat_template to false"
         )
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def _messages(prompt: Any, place: str) -> list[Mapping[str, Any]]:
+def _messages(prompt: Any, place: str) -> list[dict[str, str]]:
     well_formed = isinstance(prompt, list) and all(
         isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt
     )
