@@ -171,7 +171,9 @@ def _with_saved_reference(config: Config, directory: RunDirectory) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def _load_or_warm_start(inputs: Inputs, actor: ActorGroup, checkpoint: Path | None, console: Console) -> RunState:
+def _load_or_warm_start(
+    inputs: Inputs, actor: ActorGroup, checkpoint: Path | None, directory: RunDirectory, console: Console
+) -> RunState:
     settings = inputs.config.warm_start
     if checkpoint is not None:
         with console.task(f"loading {checkpoint}"):
