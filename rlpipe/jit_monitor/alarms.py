@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 from rlpipe.jit_monitor.events import JitAlarm, JitEvent
 
+# One tuning run compiles each of its configurations, one `torch.compile` several kernels: an alarm names the cause.
+_SPEAK_FOR_WHAT_IS_INSIDE = frozenset({"triton_autotune", "dynamo"})
+
 
 class AlarmRules:
     """Before warm-up ends everything may compile. After it any compilation is an alarm, and one that comes back more
@@ -20,17 +23,20 @@ class AlarmRules:
         """Alarms of one step, the longest first. A compiler process is one only where no hook explains it."""
         if steps_done < self._warmup_steps:
             return ()
-        seconds_by_kernel: dict[tuple[str, str], list[float]] = defaultdict(list)
+        compiles: Counter[tuple[str, str]] = Counter()
+        seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         for event in events:
-            if event.compiled:
-                seconds_by_kernel[event.kind, event.name].append(event.seconds)
-        if not seconds_by_kernel:
-            for name, seconds in compiler_seconds.items():
-                seconds_by_kernel["compiler process", name].append(seconds)
-        alarms = [self._alarm(step, *kernel, seconds) for kernel, seconds in seconds_by_kernel.items()]
+            kernel = event.kind, event.name
+            seconds[kernel] += event.seconds
+            if event.compiled and event.within not in _SPEAK_FOR_WHAT_IS_INSIDE:
+                compiles[kernel] += 1
+        if not compiles:
+            seconds.update({("compiler process", name): seen for name, seen in compiler_seconds.items()})
+            compiles.update({("compiler process", name): 1 for name in compiler_seconds})
+        alarms = [self._alarm(step, *kernel, count, seconds[kernel]) for kernel, count in compiles.items()]
         return tuple(sorted(alarms, key=lambda alarm: -alarm.seconds))
 
-    def _alarm(self, step: int, kind: str, name: str, seconds: list[float]) -> JitAlarm:
-        self._totals[kind, name] += len(seconds)
+    def _alarm(self, step: int, kind: str, name: str, count: int, seconds: float) -> JitAlarm:
+        self._totals[kind, name] += count
         total = self._totals[kind, name]
-        return JitAlarm(kind, name, len(seconds), total, sum(seconds), step, total > self._recompiles_limit)
+        return JitAlarm(kind, name, count, total, seconds, step, total > self._recompiles_limit)

@@ -23,6 +23,7 @@ from rlpipe.jit_monitor import (
     jit_metrics,
     refuse_recompiling_flash_attention,
 )
+from rlpipe.jit_monitor.alarms import AlarmRules
 from rlpipe.jit_monitor.caches import grown_caches
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.jit_monitor.watchdog import Watchdog, running_compilers
@@ -273,6 +274,14 @@ def test_lengths_of_kernels_are_host_integers(value):
     assert host_integer("max_seqlen", 5) == 5
     with pytest.raises(ActorError, match="max_seqlen is a"):
         host_integer("max_seqlen", value)
+
+
+def test_an_alarm_names_the_cause_not_what_it_contains():
+    """A tuning run compiles each configuration once: that is no recompiling kernel."""
+    inside = [JitEvent("triton", "k", str(n), 1.0, True, "triton_autotune", "forward", 5) for n in range(4)]
+    runs = [JitEvent("triton_autotune", "k", str(n), 0.5, n == 0, "", "forward", 5) for n in range(4)]
+    (alarm,) = AlarmRules(warmup_steps=1, recompiles_limit=3).judge(1, 5, [*inside, *runs], {"ptxas": 1.0})
+    assert (alarm.kind, alarm.count, alarm.seconds, alarm.recompiling) == ("triton_autotune", 1, 2.0, False)
 
 
 def test_metrics_take_the_slowest_rank():
