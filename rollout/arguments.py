@@ -30,7 +30,8 @@ class EngineSetup:
     """All that one engine is started with.
 
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
-    used; `instance` names the engine's temporary files; `log_path` receives what its processes print.
+    used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
+    `log_path` receives what its processes print.
     """
 
     index: int
@@ -39,6 +40,7 @@ class EngineSetup:
     engine: EngineConfig
     request_tokens: int
     needs_tokenizer: bool
+    verify_weights: bool
     seed: int
     instance: str
     log_path: str

@@ -20,9 +20,10 @@ from rollout import kv_memory, litter
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.model_modules import unneeded_model_modules
-from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters
+from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters, WeightReceipt
 from rollout.usage import UsageClock
 from rollout.version import check_sglang_version
+from rollout.weight_receiver import VERIFY_VARIABLE
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 1.0
@@ -61,6 +62,7 @@ class Engine:
         check_model_folder(setup)
         _redirect_output(setup.log_path)
         _use_own_temporary_folder(setup.instance)
+        os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
         # A failing child sends SIGQUIT to its parent, which by default would end this process without a word.
         faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True)
@@ -132,10 +134,9 @@ class Engine:
         request = DestroyWeightsUpdateGroupReqInput(group_name=name)
         await self._call(self._sglang.tokenizer_manager.destroy_weights_update_group(request, None))
 
-    async def receive(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> float:
+    async def receive(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> WeightReceipt:
         """Receives all buckets of `plan` in order, then becomes `version`.
 
-        Returns the seconds that it took, without waiting for running requests.
         Raises WeightSyncError when a bucket cannot be loaded; the engine's weights are unusable then.
         """
         async with self._state:
@@ -144,14 +145,17 @@ class Engine:
             self._updating = True
         begin = time.perf_counter()
         try:
-            for position, bucket in enumerate(plan):
+            messages = [
                 await self._receive_bucket(bucket, group_name, last=position == len(plan) - 1, version=version)
+                for position, bucket in enumerate(plan)
+            ]
             self._version = version
         finally:
             async with self._state:
                 self._updating = False
                 self._state.notify_all()
-        return time.perf_counter() - begin
+        checksums = tuple(messages) if self._setup.verify_weights else ()
+        return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
     async def health(self) -> EngineHealth:
         """Raises RolloutError when the engine has died."""
@@ -229,7 +233,7 @@ class Engine:
         self._usage.count(len(generation.token_ids), generation.retractions)
         return generation
 
-    async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> None:
+    async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> str:
         from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
 
         request = UpdateWeightsFromDistributedReqInput(
@@ -249,6 +253,7 @@ class Engine:
                 f"engine {self._setup.index} could not load the bucket that starts with "
                 f"{bucket.tensors[0].name!r} of version {version}: {message}"
             )
+        return _first_word(message)
 
     def _longest_request(self) -> int:
         """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""
@@ -291,6 +296,12 @@ def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
     parameters["stop"] = list(sampling.stop)
     parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     return parameters
+
+
+def _first_word(message: str) -> str:
+    """SGLang appends a remark about the version to the receiver's message."""
+    words = message.split()
+    return words[0] if words else ""
 
 
 def _redirect_output(path: str) -> None:

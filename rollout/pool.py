@@ -102,7 +102,7 @@ class RolloutPool:
         ]
 
     def start_receiving(self, plan: tuple[WeightBucket, ...], version: int) -> list[Any]:
-        """References to each engine's seconds of receiving `plan`; the sender may broadcast right after this call.
+        """References to each engine's WeightReceipt of `plan`; the sender may broadcast right after this call.
 
         Engines finish their running requests first and answer later requests with the new weights.
         """
@@ -231,6 +231,7 @@ def _setup(
         engine=rollout.engine,
         request_tokens=config.data.max_prompt_tokens + longest_response,
         needs_tokenizer=bool(rollout.sampling.stop),
+        verify_weights=config.weight_sync.verify,
         seed=config.seed,
         instance=instance,
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),

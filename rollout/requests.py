@@ -111,6 +111,18 @@ class EngineUsage:
         return self.response_tokens / self.busy_seconds if self.busy_seconds else 0.0
 
 
+@dataclass(frozen=True)
+class WeightReceipt:
+    """What one engine received. `checksums` has one per bucket, of the bytes that arrived (`rlpipe.weights.checksum`);
+    it is empty unless `weight_sync.verify` is set. `seconds` leaves out waiting for running requests.
+    """
+
+    engine: int
+    version: int
+    seconds: float
+    checksums: tuple[str, ...]
+
+
 def sample_seed(run_seed: int, sample_id: str) -> int:
     """63 bits that depend on nothing but the run's seed and the sample's id."""
     digest = hashlib.sha256(f"{run_seed}/{sample_id}".encode()).digest()

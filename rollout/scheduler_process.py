@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from rollout import weight_receiver
 from rollout.litter import avoid_named_semaphores
 from rollout.version import check_sglang_version
 
@@ -15,6 +16,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         from rollout import cpu_patches
 
         cpu_patches.install()
+    weight_receiver.install()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*arguments, **keywords)
