@@ -1,0 +1,139 @@
+"""Policy losses and the mismatch correction against cases worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+import actor.losses.all  # noqa: F401  registers the losses
+from actor.losses.correction import correct_mismatch
+from actor.losses.registry import find_loss
+from actor.losses.types import LossInputs, LossOutput
+from rlpipe.config.algorithm import AlgorithmConfig, CorrectionConfig
+
+
+def inputs_of(ratios, advantages, *, mask=None, sequence_ids=None, rollout_ratios=None) -> LossInputs:
+    """Old log-probs are -1; `ratios` are new over old, `rollout_ratios` old over rollout."""
+    ratio = torch.tensor(ratios, dtype=torch.float64)
+    mask = torch.ones_like(ratio) if mask is None else torch.tensor(mask, dtype=torch.float64)
+    ids = torch.tensor(sequence_ids if sequence_ids is not None else [0] * len(ratios))
+    rollout = torch.ones_like(ratio) if rollout_ratios is None else torch.tensor(rollout_ratios, dtype=torch.float64)
+    old = -torch.ones_like(ratio)
+    return LossInputs(
+        logprobs=((old + ratio.log()) * mask).requires_grad_(),
+        mask=mask,
+        weights=mask / mask.sum(),
+        advantages=torch.tensor(advantages, dtype=torch.float64) * mask,
+        rollout_logprobs=(old - rollout.log()) * mask,
+        sequence_ids=ids,
+        sequences=int(ids.max()) + 1,
+        old_logprobs=old * mask,
+    )
+
+
+def gradient(output: LossOutput, inputs: LossInputs) -> list[float]:
+    output.token_loss.sum().backward()
+    return inputs.logprobs.grad.tolist()
+
+
+def test_ppo_clip_with_clip_higher():
+    inputs = inputs_of([1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, -1, -1])
+    output = find_loss("ppo_clip")(inputs, AlgorithmConfig(clip_low=0.2, clip_high=0.28))
+    assert output.token_loss.tolist() == pytest.approx([-1.1, -1.28, -0.5, 1.5, 0.8])
+    assert gradient(output, inputs) == pytest.approx([-1.1, 0, -0.5, 1.5, 0])
+
+
+def test_dual_clip_bounds_only_negative_advantages():
+    inputs = inputs_of([5.0, 5.0, 2.0], [-1, 1, -1])
+    output = find_loss("ppo_dual_clip")(inputs, AlgorithmConfig(loss="ppo_dual_clip", dual_clip=3.0))
+    assert output.token_loss.tolist() == pytest.approx([3.0, -1.2, 2.0])
+    assert gradient(output, inputs) == pytest.approx([0, 0, 2.0])
+    assert output.means["train/dual_clip_share"][0] == 1
+
+
+def test_gspo_uses_the_geometric_mean_of_each_response():
+    inputs = inputs_of([2.0, 0.5, 1.21, 9.0, 1.0], [1, 1, 1, 1, 1], mask=[1, 1, 1, 0, 1], sequence_ids=[0, 0, 1, 1, 1])
+    output = find_loss("gspo")(inputs, AlgorithmConfig(loss="gspo", clip_high=0.05, aggregation="sequence_mean"))
+    assert output.token_loss[[0, 1]].tolist() == pytest.approx([-1, -1])
+    assert output.token_loss[[2, 4]].tolist() == pytest.approx([-1.05, -1.05])  # sqrt(1.21) = 1.1 is clipped
+    assert gradient(output, inputs)[:3] == pytest.approx([-1, -1, 0])
+
+
+def test_gspo_token_form_has_the_gradient_of_the_sequence_form():
+    inputs = inputs_of([1.3, 0.9, 1.1, 0.8, 1.05], [2, 2, -1, -1, -1], sequence_ids=[0, 0, 1, 1, 1])
+    options = AlgorithmConfig(loss="gspo", clip_low=0.9, clip_high=0.9)
+    lengths = inputs.sequence_sum(inputs.mask)
+    (find_loss("gspo")(inputs, options).token_loss / inputs.to_tokens(lengths) / 2).sum().backward()
+    found, inputs.logprobs.grad = inputs.logprobs.grad, None
+    ratios = torch.exp(inputs.sequence_mean(inputs.logprobs - inputs.old_logprobs))
+    (-ratios * torch.tensor([2.0, -1.0])).mean().backward()
+    assert found.tolist() == pytest.approx(inputs.logprobs.grad.tolist())
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient():
+    inputs = inputs_of([5.0, 0.1, 1.1], [1, -1, 1])
+    output = find_loss("cispo")(inputs, AlgorithmConfig(loss="cispo", clip_low=0.2, clip_high=0.3))
+    weights = [1.3, 0.8, 1.1]
+    assert gradient(output, inputs) == pytest.approx([-1.3, 0.8, -1.1])
+    expected = [-w * a * lp for w, a, lp in zip(weights, [1, -1, 1], inputs.logprobs.tolist(), strict=True)]
+    assert output.token_loss.tolist() == pytest.approx(expected)
+    assert output.means["train/clip_share"][0] == 2
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "ppo_dual_clip", "gspo", "cispo"])
+def test_on_policy_the_gradient_is_that_of_reinforce(name):
+    inputs = inputs_of([1.5, 0.7, 2.0], [1.0, -2.0, 0.5])
+    on_policy = LossInputs(**{**inputs.__dict__, "old_logprobs": None})
+    output = find_loss(name)(on_policy, AlgorithmConfig(loss=name))
+    assert gradient(output, on_policy) == pytest.approx([-1.0, 2.0, -0.5])
+
+
+RATIOS = [0.25, 4.0, 1.5, 8.0, 1.0]
+SEQUENCES = [0, 0, 1, 1, 1]  # products 1 and 12 (8.0 is not trained), geometric means 1 and sqrt(1.5)
+MASK = [1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("TIS", dict(weight="token", weight_max=2.0), [0.25, 2, 1.5, 1]),
+        ("sequence TIS", dict(weight="sequence", weight_max=1.2), [1, 1, 1.2, 1.2]),
+        ("MIS", dict(weight="token", weight_max=None, mask="token", mask_max=2.0), [0.25, 0, 1.5, 1]),
+        (
+            "IcePop",
+            dict(weight="token", weight_max=None, mask="token", mask_min=0.5, mask_max=5.0),
+            [0, 4, 1.5, 1],
+        ),
+        ("sequence mask", dict(mask="sequence", mask_min=0.5, mask_max=1.4), [1, 1, 0, 0]),
+        ("geometric mask", dict(mask="geometric", mask_min=0.9, mask_max=1.2), [1, 1, 0, 0]),
+        ("wide geometric mask", dict(mask="geometric", mask_min=0.9, mask_max=1.3), [1, 1, 1, 1]),
+        ("off", dict(), [1, 1, 1, 1]),
+    ],
+)
+def test_mismatch_corrections(name, options, expected):
+    inputs = inputs_of([1.0] * 5, [1] * 5, mask=MASK, sequence_ids=SEQUENCES, rollout_ratios=RATIOS)
+    plain = LossOutput(token_loss=-inputs.logprobs * 1.0)
+    corrected = correct_mismatch(plain, inputs, CorrectionConfig(**options))
+    found = gradient(corrected, inputs)
+    assert [found[i] for i in (0, 1, 2, 4)] == pytest.approx([-value for value in expected])
+
+
+def test_mismatch_correction_counts_masked_tokens_and_stays_finite():
+    inputs = inputs_of([1.0, 1.0], [1, 1], rollout_ratios=[1e300, 1.0])
+    corrected = correct_mismatch(
+        LossOutput(token_loss=inputs.logprobs),
+        inputs,
+        CorrectionConfig(weight="sequence", weight_max=None, mask="token", mask_max=2.0),
+    )
+    assert torch.isfinite(corrected.token_loss).all()
+    total, count = corrected.means["mismatch/masked_share"]
+    assert (float(total), float(count)) == (1, 2)
+    assert math.isfinite(corrected.means["mismatch/weight_mean"][0])
+
+
+def test_mismatch_correction_has_no_gradient_of_its_own_on_policy():
+    inputs = inputs_of([1.0, 1.0], [1, 1], rollout_ratios=[1.5, 0.5])
+    on_policy = LossInputs(**{**inputs.__dict__, "old_logprobs": None})
+    output = find_loss("ppo_clip")(on_policy, AlgorithmConfig())
+    corrected = correct_mismatch(output, on_policy, CorrectionConfig(weight="token"))
+    assert gradient(corrected, on_policy) == pytest.approx([-1.5, -0.5])
