@@ -1,5 +1,6 @@
 """From samples to packs: token budget, padding, balance over ranks, loss weights."""
 
+from rlpipe.batching.advisor import BudgetAdvice, advise_budget
 from rlpipe.batching.aggregation import sequence_weights
 from rlpipe.batching.iteration import (
     ForwardPacks,
@@ -15,6 +16,7 @@ from rlpipe.batching.report import PackReport, report_on
 from rlpipe.batching.sequences import TrainingSequence, sequence_of, supervised_sequence
 
 __all__ = [
+    "BudgetAdvice",
     "CostModel",
     "ForwardPacks",
     "PackLimits",
@@ -22,6 +24,7 @@ __all__ = [
     "PackReport",
     "TrainingPacks",
     "TrainingSequence",
+    "advise_budget",
     "attach_logprobs",
     "cost_per_length",
     "logprobs_by_sample",

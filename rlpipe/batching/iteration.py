@@ -19,10 +19,14 @@ from rlpipe.sample import Sample
 
 @dataclass(frozen=True)
 class TrainingPacks:
-    """`ranks[data_rank][step]` is the list of packs of one optimizer step; equal shapes on all ranks."""
+    """`ranks[data_rank][step]` is the list of packs of one optimizer step; equal shapes on all ranks.
+
+    step_lengths_tokens: real lengths (int64 [n]) of each step's sequences, what `advise_budget` asks for.
+    """
 
     ranks: list[list[list[Pack]]]
     report: PackReport
+    step_lengths_tokens: tuple[NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ def pack_sequences(
         for rank, packs in zip(ranks, plan.ranks, strict=True):
             rank.append([_lay(pack, step, weights, limits) for pack in packs])
     trained = sum(sequence.trained_tokens for sequence in kept)
-    return TrainingPacks(ranks, report_on(plans, limits, cost, trained, oversize))
+    report = report_on(plans, limits, cost, trained, oversize)
+    return TrainingPacks(ranks, report, tuple(lengths for _, lengths in plans))
 
 
 def pack_for_logprobs(

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlpipe.batching.balance import by_falling_cost, spread_packs, trade_sequences
 from rlpipe.batching.bins import Bins, best_fit_decreasing, level_fit, split_to_count
 from rlpipe.batching.limits import PackLimits
+
+LEVEL_FILL_SHARE = 0.985
+"""Fill above which even packs are hardly ever found, so that looking for them is a waste of time."""
 
 CostModel = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """Cost of sequences, in any unit, from their real lengths in tokens: FLOPs, `a * length + b * length**2`."""
@@ -60,56 +64,61 @@ def plan_packs(
     """
     padded = limits.padded_tokens(lengths_tokens)
     fits = np.flatnonzero(padded <= limits.capacity_tokens)
-    costs = cost(lengths_tokens[fits])
-    bins = _bins(padded[fits], costs, limits.capacity_tokens, data_parallel * slots_multiple)
-    bin_costs = np.array([float(costs[items].sum()) for items in bins])
-    ranks = _deal(bin_costs, data_parallel)
-    _even_out(ranks, bin_costs)
+    sequences = _Sequences(padded[fits], cost(lengths_tokens[fits]), limits.capacity_tokens)
+    ranks = _fewest_packs(sequences, data_parallel, slots_multiple)
     names = fits.tolist()
     return PackPlan(
-        tuple(tuple(tuple(sorted(names[item] for item in bins[slot])) for slot in rank) for rank in ranks),
+        tuple(tuple(tuple(sorted(names[item] for item in pack)) for pack in rank) for rank in ranks),
         tuple(np.flatnonzero(padded > limits.capacity_tokens).tolist()),
     )
 
 
-def _bins(padded: NDArray[np.int64], costs: NDArray[np.float64], capacity: int, multiple: int) -> Bins:
-    """At least one bin per rank and a multiple of `multiple` of them; empty ones where sequences are too few."""
-    tight = best_fit_decreasing(padded, capacity)
-    count = max(1, -(-len(tight) // multiple)) * multiple
-    if multiple == 1:
-        return tight or [[]]
-    bins = level_fit(padded, costs, capacity, count) or split_to_count(tight, costs, count)
-    return bins + [[] for _ in range(count - len(bins))]
+@dataclass(frozen=True)
+class _Sequences:
+    """Padded sizes (int64 [n]) and costs (float64 [n]) of what is to be packed, and the capacity of a pack."""
+
+    sizes: NDArray[np.int64]
+    costs: NDArray[np.float64]
+    capacity: int
 
 
-def _deal(bin_costs: NDArray[np.float64], ranks: int) -> list[list[int]]:
-    """Bins to ranks, equal counts: slot by slot in order of cost, the costliest bin to the least loaded rank."""
-    order = np.argsort(-bin_costs, kind="stable").reshape(-1, ranks)
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
-    load = np.zeros(ranks)
-    for slot in order:
-        for rank, number in zip(np.argsort(load, kind="stable").tolist(), slot.tolist(), strict=True):
-            dealt[rank].append(number)
-            load[rank] += bin_costs[number]
-    return dealt
+def _fewest_packs(sequences: _Sequences, ranks: int, slots_multiple: int) -> list[Bins]:
+    """Try the count that the tokens alone ask for; where that fails, the count of best-fit decreasing."""
+
+    def slots_for(packs: int) -> int:
+        return max(1, -(-packs // (ranks * slots_multiple))) * slots_multiple
+
+    tokens = int(sequences.sizes.sum())
+    least = slots_for(-(-tokens // sequences.capacity))
+    shares = level_fit(sequences.sizes, sequences.costs, tokens, ranks) if ranks > 1 else None
+    if shares and (planned := _pack_shares(sequences, shares, least)):
+        return planned
+    tight = best_fit_decreasing(sequences.sizes, sequences.capacity)
+    slots = slots_for(len(tight))
+    if slots > least and shares and (planned := _pack_shares(sequences, shares, slots)):
+        return planned
+    packs = split_to_count(tight, sequences.costs, ranks * slots)
+    planned = spread_packs(packs + [[] for _ in range(ranks * slots - len(packs))], sequences.costs, ranks)
+    return trade_sequences(planned, sequences.sizes, sequences.costs, sequences.capacity)
 
 
-def _even_out(ranks: list[list[int]], bin_costs: NDArray[np.float64], tolerance: float = 0.002) -> None:
-    """Swap packs between the most and the least loaded rank while that lowers the larger load."""
-    load = np.array([bin_costs[rank].sum() for rank in ranks])
-    for _ in range(8 * len(ranks)):
-        high, low = int(load.argmax()), int(load.argmin())
-        gap = load[high] - load[low]
-        if gap <= tolerance * load.mean():
-            break
-        gains = bin_costs[ranks[high]][:, None] - bin_costs[ranks[low]][None, :]
-        after = np.abs(gains - gap / 2)
-        give, take = divmod(int(after.argmin()), len(ranks[low]))
-        gain = gains[give, take]
-        if not 0 < gain < gap:
-            break
-        ranks[high][give], ranks[low][take] = ranks[low][take], ranks[high][give]
-        load[high] -= gain
-        load[low] += gain
-    for rank in ranks:
-        rank.sort(key=lambda number: (-bin_costs[number], number))
+def _pack_shares(sequences: _Sequences, shares: Bins, slots: int) -> list[Bins] | None:
+    """Pack the share of each rank; None where one needs more than `slots` packs.
+
+    Shares of even cost are the evenest plan, because single sequences were dealt, but they need some room.
+    """
+    planned = []
+    for share in shares:
+        items = np.array(share, dtype=np.int64)
+        sizes, costs = sequences.sizes[items], sequences.costs[items]
+        if int(sizes.sum()) > slots * sequences.capacity:
+            return None
+        tight = int(sizes.sum()) > LEVEL_FILL_SHARE * slots * sequences.capacity
+        packs = None if tight else level_fit(sizes, costs, sequences.capacity, slots)
+        if packs is None:
+            packs = best_fit_decreasing(sizes, sequences.capacity)
+            if len(packs) > slots:
+                return None
+        packs = by_falling_cost(packs, costs) + [[] for _ in range(slots - len(packs))]
+        planned.append([[share[item] for item in pack] for pack in packs])
+    return planned
