@@ -9,7 +9,7 @@ from rlpipe.errors import ModelError
 _LOOKS_ARCHITECTURAL = re.compile(
     r"layer|head|dim|size|rank|expert|window|attn|attention|mtp|nextn|moe|mixer|hidden|conv|ssm|mamba|linear|block|"
     r"depth|kv|latent|lora|ffn|mlp|gate|shared|sparse|dense|top_k|chunk|interval|index|stride|pattern|compress|freq|"
-    r"width|channel|patch|recurr|loop|memory|_config$|num_|^n_"
+    r"width|channel|patch|recurr|loop|memory|mla|swa|dsa|hybrid|first_k|_config$|num_|^n_"
 )
 
 _HARMLESS = re.compile(
@@ -22,7 +22,6 @@ _HARMLESS_NAMES = frozenset(
         "architectures",
         "attn_implementation",
         "chunk_size_feed_forward",
-        "embedding_size",
         "ep_size",
         "id2label",
         "label2id",
@@ -31,9 +30,13 @@ _HARMLESS_NAMES = frozenset(
         "model_type",
         "mtp_use_dedicated_embeddings",
         "n_group",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
         "num_labels",
         "num_logits_to_keep",
         "num_position_embeddings",
+        "num_return_sequences",
         "original_max_position_embeddings",
         "partial_rotary_factor",
         "pretraining_tp",
@@ -41,6 +44,7 @@ _HARMLESS_NAMES = frozenset(
         "rotary_dim",
         "router_jitter_noise",
         "tie_word_embeddings",
+        "top_k",
         "topk_group",
         "use_qk_norm",
         "vision_end_token_id",

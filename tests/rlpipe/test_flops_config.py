@@ -132,6 +132,8 @@ def test_names_of_multi_token_prediction(key):
         (DENSE | {"num_key_value_heads": 3}, "num_key_value_heads"),
         (DENSE | {"num_experts": 8}, "num_experts = 8"),
         (DENSE | {"kv_lora_rank": 4}, "kv_lora_rank = 4"),
+        (DENSE | {"use_mla": True}, "use_mla = True"),
+        (DENSE | {"intermediate_size": [48, 64, 48, 64]}, "intermediate_size"),
         (DENSE | {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         (DENSE | {"attn_output_gate": True}, "attn_output_gate = True"),
         (DENSE | {"linear_attn_config": {"heads": 2}}, "linear_attn_config"),
@@ -162,6 +164,11 @@ def test_what_is_not_understood_is_refused_by_name(config, named):
 def test_a_switched_off_stranger_is_no_stranger():
     config = DENSE | {"num_experts": 0, "kv_lora_rank": None, "mlp_only_layers": [], "attn_output_gate": False}
     assert model_shape(config) == model_shape(DENSE)
+
+
+def test_settings_of_generation_and_training_are_no_strangers():
+    settings = {"top_k": 50, "num_beams": 1, "attention_dropout": 0.1, "router_aux_loss_coef": 0.1, "head_dtype": "x"}
+    assert model_shape(DENSE | settings) == model_shape(DENSE)
 
 
 def test_every_known_type_reads_what_transformers_writes():
