@@ -12,6 +12,7 @@ from actor import distributed
 from actor.checkpoint import Checkpointer
 from actor.hf.export import save_hf
 from actor.optimizer_fixes import install_optimizer_fixes
+from actor.pipeline_fixes import install_pipeline_fixes
 from actor.report import RankTrainReport, WeightSendReport
 from actor.runtime import install_megatron_runtime
 from actor.trainer import Trainer, TrainerOptions, Which
@@ -34,6 +35,7 @@ class ActorWorker:
         torch.set_num_threads(config.actor.threads)
         install_megatron_runtime()
         install_optimizer_fixes()
+        install_pipeline_fixes()
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")

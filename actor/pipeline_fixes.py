@@ -1,0 +1,43 @@
+"""A fix of Megatron's pipeline communication (megatron-core 0.16.1). Process-global."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+_DIMENSIONS = 3
+
+
+@lru_cache(maxsize=1)
+def install_pipeline_fixes() -> None:
+    """Install the fix; further calls do nothing."""
+    P2PCommunicator._communicate_shapes = _exchange_shapes
+
+
+def _exchange_shapes(
+    self: Any, send_next: torch.Tensor | None, send_prev: torch.Tensor | None, recv_prev: bool, recv_next: bool
+) -> tuple[list[int], list[int]]:
+    """Shapes of the tensors that the previous and the next stage are about to send; zeros where none is expected.
+
+    With two stages both neighbours are the same process, which matches messages in the order they are posted:
+    p2p_communication.py:219 posts them in the same order on both, so that an interleaved schedule over packs of
+    different lengths takes one neighbour's shape for the other's. Odd stages post their two directions the other way.
+    """
+    device = torch.cuda.current_device()
+    shapes = {name: torch.zeros(_DIMENSIONS, dtype=torch.int64, device=device) for name in ("prev", "next")}
+    ops: dict[str, list[dist.P2POp]] = {"prev": [], "next": []}
+    for name, sent, expected, rank in (
+        ("prev", send_prev, recv_prev, self.prev_rank),
+        ("next", send_next, recv_next, self.next_rank),
+    ):
+        if sent is not None:
+            shape = torch.tensor(sent.shape, dtype=torch.int64, device=device)
+            ops[name].append(dist.P2POp(dist.isend, shape, rank, self.pp_group))
+        if expected:
+            ops[name].append(dist.P2POp(dist.irecv, shapes[name], rank, self.pp_group))
+    ordered = ops["prev"] + ops["next"] if self.pp_group.rank() % 2 == 0 else ops["next"] + ops["prev"]
+    for request in dist.batch_isend_irecv(ordered) if ordered else []:
+        request.wait()
+    return shapes["prev"].tolist(), shapes["next"].tolist()
