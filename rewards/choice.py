@@ -8,10 +8,10 @@ from rewards.answers.extract import after_thinking, boxes
 from rewards.answers.plain import choice_letter
 from rlpipe.sample import Reward
 
-_DECORATION = r"(?:[\s*_$({\[]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{)*"
+_DECORATION = r"(?:[\s*_$({\[]|\\(?:boxed|text|textbf|mathrm|mathbf)\{){0,20}"
 _SAID = re.compile(
-    rf"(?i:\b(?:answer|choice|option)\b)(?:\s+(?i:is|would\s+be|choice|option))?\s*[:=]?{_DECORATION}"
-    r"(?P<letter>[A-Z])(?![A-Za-z'\u2019])"
+    r"(?i:\b(?:answer|correct\s(?:choice|option))\b)\**(?:\s(?i:is|would\sbe|choice|option)\b){0,3}\s?[:=]?"
+    rf"{_DECORATION}(?:(?i:choice|option)\s)?\(?(?P<letter>[A-Z])(?![A-Za-z'\u2019])"
 )
 _ALONE = re.compile(r"[\s*_$({\[]*([A-Z])[\s*_$)}\].:]*")
 
@@ -44,12 +44,11 @@ def chosen_letter(text: str) -> str | None:
     found = boxes(text).answers
     if found and (letter := choice_letter(found[-1])):
         return letter
+    last_line = text.strip().rpartition("\n")[2].strip()
+    if alone := _ALONE.fullmatch(last_line):
+        return alone[1]
     said = [match["letter"] for match in _SAID.finditer(text)]
-    if said:
-        return said[-1]
-    lines = text.strip().splitlines()
-    alone = _ALONE.fullmatch(lines[-1].strip()) if lines else None
-    return alone[1] if alone else None
+    return said[-1] if said else None
 
 
 def _choices_of(metadata: Mapping[str, object]) -> Sequence[str]:

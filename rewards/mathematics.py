@@ -1,6 +1,7 @@
 """Graders of mathematical answers. They differ in where they look for the answer and in the scores they give."""
 
 import re
+from dataclasses import dataclass
 
 from rewards.answers.equivalence import equivalent
 from rewards.answers.extract import (
@@ -12,108 +13,113 @@ from rewards.answers.extract import (
     last_math,
     last_number,
 )
+from rewards.answers.plain import number, tidy
 from rlpipe.sample import Reward
 
 _SHOWN_CHARACTERS = 80
-_HASHES = re.compile(r"####[ \t]*(?P<value>\\?[$]?[ \t]*-?[ \t]*\\?[$]?[ \t]*[\d.,]*\d[\d.,]*)[ \t]*(?P<rest>[^\n]*)")
-_ANSWER_LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_HASHES = re.compile(r"####[ \t]{0,3}(?P<value>[-+\\$ ]{0,5}[\d.,]*\d[\d.,]*)(?P<rest>[^\n]*)")
+_ANSWER_LINE = re.compile(r"Answer\s{0,3}:\s{0,3}([^\n]+)", re.IGNORECASE)
+_SEVERAL = re.compile(r",|\\text\s*\{\s*(?:and|or)\s*\}|\\pm| and | or ")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Candidates for the answer, best first; `as_told`: they stood where the convention wants them."""
+
+    candidates: list[str]
+    source: str
+    as_told: bool
 
 
 def math(response: str, label: str) -> Reward:
-    """1 if the last boxed answer, or without a box the answer in the text, equals the label, else 0.
+    r"""1 if the last boxed answer, or without a box the answer in the text, equals the label, else 0.
 
-    The convention of the MATH benchmark (Hendrycks et al., arXiv 2103.03874): the last `\\boxed` counts; a box that the
-    end of the response cuts off is no answer. Boxes side by side answer a label that has several values. Without a
-    box: the number after `####`, else what follows the last "answer is" or "answer:", else the last number (for a
-    label that is one), else the last formula.
+    The convention of the MATH benchmark (arXiv 2103.03874): the last `\boxed` counts, and a box that the end of the
+    response cuts off is no answer. Boxes side by side answer a label that has several values. Without a box: the number
+    after `####`, else what follows the last "answer is" or "answer:", else the last number (for a label that is one),
+    else the last formula. The component `format` tells whether there was a box.
     """
-    candidates, reason = _boxed_or_free(response, label)
-    return _verdict(candidates, label, reason)
+    return _reward(_boxed_or_free(response, label), label)
 
 
 def deepscaler(response: str, label: str) -> Reward:
-    """1 if the last box after `</think>` equals the label, else 0; without `</think>` or box 0.
+    r"""1 if the last box after `</think>` equals the label, else 0; without `</think>` or box 0.
 
-    The reward of DeepScaleR (Agentica, 2025), which also accepts `###Response` as the end of thinking.
+    The reward of DeepScaleR (Agentica, 2025), as also used by slime, which accepts `###Response` as the end of thinking
+    too. Several accepted answers are a JSON list.
     """
-    if "</think>" not in response and "###Response" not in response:
-        return Reward(0.0, False, "no </think>")
-    answer = after_thinking(response).rpartition("###Response")[2]
+    _, mark, answer = response.rpartition("</think>")
+    if not mark:
+        _, mark, answer = response.rpartition("###Response")
     found = boxes(answer)
-    if found.cut or not found.answers:
-        return Reward(0.0, False, "no closed \\boxed after </think>")
-    return _verdict(_by_label(found.answers[-1], found.joined, label), label, "box")
+    if not mark or found.cut or not found.answers:
+        missing = "no closed \\boxed after </think>" if mark else "no </think>"
+        return _reward(_Found([], missing, False), label)
+    return _reward(_Found(_by_label(found.answers[-1], found.joined, label), "box", True), label)
 
 
 def dapo(response: str, label: str, window_characters: int = 300) -> Reward:
     """+1 if the last line "Answer: ..." equals the label, else -1.
 
-    The reward of DAPO (arXiv 2503.14476, section 4.1 and its released verifier): the response must end with a line
+    The reward of DAPO (arXiv 2503.14476, section 3.5 and its released verifier): the response must end with a line
     "Answer: $Answer", searched in its last `window_characters`. `correct` is the accuracy flag.
     """
     lines = _ANSWER_LINE.findall(response[-window_characters:])
-    if not lines:
-        return Reward(-1.0, False, f"no 'Answer:' in the last {window_characters} characters")
-    answer = lines[-1].strip()
-    boxed = boxes(answer).answers
-    verdict = _verdict([boxed[-1] if boxed else answer], label, "Answer: line")
-    return Reward(1.0 if verdict.correct else -1.0, verdict.correct, verdict.reason)
+    boxed = boxes(lines[-1]).answers if lines else ()
+    candidates = [boxed[-1] if boxed else lines[-1].strip()] if lines else []
+    verdict = _reward(_Found(candidates, "Answer: line", bool(lines)), label)
+    return Reward(1.0 if verdict.correct else -1.0, verdict.correct, verdict.reason, verdict.components)
 
 
 def gsm8k(response: str, label: str, strict: bool = False) -> Reward:
     """1 if the number after `####`, or without it the answer in the text, equals the label's number, else 0.
 
-    The convention of GSM8K (Cobbe et al., arXiv 2110.14168): the solution ends with `#### number`; thousands separators
-    do not count. Free text is read as in `math`; `strict` refuses it. The label may be the whole reference solution.
+    The convention of GSM8K (arXiv 2110.14168): the solution ends with `#### number`; thousands separators do not count.
+    Free text is read as in `math`; `strict` refuses it. The label may be the whole reference solution.
     """
     hashed = _after_hashes(response)
     if hashed is not None:
-        return _verdict([hashed], label, "####")
+        return _reward(_Found([hashed], "####", True), label)
     if strict:
-        return Reward(0.0, False, "no '#### number'")
-    candidates, reason = _boxed_or_free(response, label)
-    return _verdict(candidates, label, reason)
+        return _reward(_Found([], "no '#### number'", False), label)
+    found = _boxed_or_free(response, label)
+    return _reward(_Found(found.candidates, found.source, False), label)
 
 
-def _after_hashes(response: str) -> str | None:
-    """The first `#### number` that fills its line (a heading such as `#### 1. Cost` does not), else the first."""
-    matches = list(_HASHES.finditer(response))
-    filled = [match for match in matches if not re.search(r"\w{3}", match["rest"])]
-    chosen = (filled or matches)[:1]
+def _after_hashes(text: str) -> str | None:
+    """The first `#### number` that is not a heading such as `#### 1. Cost`; the first of all if all look like that."""
+    matches = list(_HASHES.finditer(text))
+    answers = [match for match in matches if not re.search(r"\w{3}", match["rest"][:100])]
+    chosen = (answers or matches)[:1]
     return chosen[0]["value"].rstrip(".,") if chosen else None
 
 
-def _boxed_or_free(response: str, label: str) -> tuple[list[str], str]:
+def _boxed_or_free(response: str, label: str) -> _Found:
     found = boxes(response)
     if found.cut:
-        return [], "the last \\boxed is cut off"
+        return _Found([], "the last \\boxed is cut off", False)
     if found.answers:
-        return _by_label(found.answers[-1], found.joined, label), "box"
-    return _free_text(response, label), "free text"
+        return _Found(_by_label(found.answers[-1], found.joined, label), "box", True)
+    return _Found(_free_text(after_thinking(response), label), "free text", False)
 
 
 def _by_label(last: str, joined: str | None, label: str) -> list[str]:
     """The last box; boxes side by side only for a label with several values."""
     if joined is None or joined == last:
         return [last]
-    several = any(
-        re.search(r",|\\text\s*\{\s*(?:and|or)\s*\}|\\pm| and | or ", answer) for answer in label_answers(label)
-    )
+    several = any(_SEVERAL.search(answer) for answer in label_answers(label))
     return [joined, last] if several else [last]
 
 
-def _free_text(response: str, label: str) -> list[str]:
-    answer = after_thinking(response)
-    hashed = _after_hashes(answer)
+def _free_text(text: str, label: str) -> list[str]:
+    hashed = _after_hashes(text)
     if hashed is not None:
         return [hashed]
-    numeric = all(last_number(value) for value in label_answers(label))
-    phrase = after_phrase(answer)
-    if phrase is not None:
-        said = _said(phrase, numeric)
-        if said is not None:
-            return [said]
-    guess = (last_number(answer) if numeric else None) or last_math(answer) or last_number(answer)
+    numeric = all(number(tidy(value)) is not None for value in label_answers(label))
+    phrase = after_phrase(text)
+    guess = _said(phrase, numeric) if phrase is not None else None
+    if guess is None:
+        guess = (last_number(text) if numeric else None) or last_math(text) or last_number(text)
     return [guess] if guess else []
 
 
@@ -128,14 +134,14 @@ def _said(phrase: str, numeric: bool) -> str | None:
     return sentence or None
 
 
-def _verdict(candidates: list[str], label: str, source: str) -> Reward:
-    if not candidates:
-        return Reward(0.0, False, f"no answer found ({source})")
+def _reward(found: _Found, label: str) -> Reward:
+    components = {"format": float(found.as_told)}
+    if not found.candidates:
+        return Reward(0.0, False, f"no answer found: {found.source}", components)
     answers = label_answers(label)
-    for candidate in candidates:
+    expected = repr(answers[0][:_SHOWN_CHARACTERS])
+    for candidate in found.candidates:
         if any(equivalent(candidate, answer) for answer in answers):
-            return Reward(
-                1.0, True, f"{source}: {candidate[:_SHOWN_CHARACTERS]!r} equals {answers[0][:_SHOWN_CHARACTERS]!r}"
-            )
-    shown = candidates[0][:_SHOWN_CHARACTERS]
-    return Reward(0.0, False, f"{source}: {shown!r} is not {answers[0][:_SHOWN_CHARACTERS]!r}")
+            return Reward(1.0, True, f"{found.source}: {candidate[:_SHOWN_CHARACTERS]!r} equals {expected}", components)
+    shown = repr(found.candidates[0][:_SHOWN_CHARACTERS])
+    return Reward(0.0, False, f"{found.source}: {shown} is not {expected}", components)

@@ -11,15 +11,27 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Basic, MatrixBase
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, Eq, FiniteSet, MatrixBase, Union
+from sympy.core.relational import Relational
 
-from rewards.answers.plain import Number, based, choice_letter, number, tidy, words
+from rewards.answers.plain import (
+    Number,
+    based,
+    choice_letter,
+    number,
+    only_number,
+    spread_plus_minus,
+    tidy,
+    without_text,
+    words,
+)
 
 LONGEST_ANSWER_CHARACTERS = 1000
 DEEPEST_NESTING = 50
 _ENOUGH_PLACES = 6
-_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+# Nothing but LaTeX: with plain expressions as well, any number inside an answer that does not parse would be taken.
+_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0),)
 _ASSIGNMENT = re.compile(
     r"(?P<name>\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in|\\approx)\s*(?P<value>[^=]+)"
 )
@@ -36,8 +48,10 @@ def equivalent(answer: str, label: str) -> bool:
     answer, label = tidy(answer), tidy(label)
     if not answer or not label:
         return False
-    if answer.replace(" ", "") == label.replace(" ", ""):
+    if without_text(answer) == without_text(label):
         return True
+    if r"\approx" in answer:
+        return any(equivalent(part, label) for part in answer.split(r"\approx"))
     answer, label = _drop_names(answer, label)
     decided = _decided_by_form(answer, label)
     return _decided_by_math_verify(answer, label) if decided is None else decided
@@ -58,6 +72,8 @@ def _drop_names(answer: str, label: str) -> tuple[str, str]:
 def _decided_by_form(answer: str, label: str) -> bool | None:
     """The verdict where the form of both sides settles it, else None."""
     left, right = number(answer), number(label)
+    if left is None and right is not None and (among_words := only_number(answer)) is not None:
+        left = number(among_words)
     if left is not None and right is not None:
         return numbers_equal(left, right)
     letter = choice_letter(label) if len(label) < 12 and words(label) is None else None
@@ -111,4 +127,15 @@ def _too_deep(text: str) -> bool:
 # A group's samples share their label.
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Basic | MatrixBase | str]:
-    return parse(rf"\boxed{{{text}}}", _EXTRACTION, parsing_timeout=None)
+    found = parse(rf"\boxed{{{spread_plus_minus(text)}}}", _EXTRACTION, parsing_timeout=None)
+    return [_joined_inequalities(found[0]), *found[1:]] if found else []
+
+
+def _joined_inequalities(value: Basic | MatrixBase | str) -> Basic | MatrixBase | str:
+    """`x < 1 or x > 2`, which is parsed as a set of two inequalities, as the numbers that satisfy one of them."""
+    parts = value.args if isinstance(value, FiniteSet) else ()
+    if len(parts) > 1 and all(isinstance(part, Relational) and not isinstance(part, Eq) for part in parts):
+        names = set().union(*(part.free_symbols for part in parts))
+        if len(names) == 1:
+            return Union(*(part.as_set() for part in parts))
+    return value

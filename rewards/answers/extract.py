@@ -4,15 +4,25 @@ import json
 import re
 from dataclasses import dataclass
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_TOKEN = re.compile(
+    r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\(?:boxed|fbox)(?![a-zA-Z])\s*(?P<word>[^\s$\\{}.,;]{1,50}(?:[.,]\d{1,50})?)"
+    r"|\\.|(?P<brace>[{}])",
+    re.DOTALL,
+)
+_SEPARATOR = re.compile(
+    r"[\s$,;\\()\[\]]{0,30}(?:(?:and|or)\b|\\text\{\s{0,3}(?:and|or)\s{0,3}\})?[\s$,;\\()\[\]]{0,30}(?:[a-zA-Z]\s?=\s?)?"
+)
 _PHRASE_WINDOW_CHARACTERS = 4000
 _PHRASE = re.compile(
-    r"(?:\banswer(?:\s+to\s+[^\n.:]{1,80})?(?:\s+is|\s*[:=])(?:\s*:)?)[ \t*]*(?P<value>[^\n]+)", re.IGNORECASE
+    r"\banswer\b(?:\s+(?:to|for|of)\s[^\n.:]{1,80}?)?\**(?:\s+(?:is|would\s+be|should\s+be|equals)\b|\s*[:=]|\s*\n)[\s*:#]*",
+    re.IGNORECASE,
 )
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?\s?\\?[$\u00a3\u20ac]?\s?"
-    r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+/\d+|\d+(?:\.\d+)?|\.\d+)(?:\s?\\?%)?(?![\w])"
+    r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?|\d+/\d+|\d+(?:\.\d+)?|\.\d+|\\[dt]?frac\{-?\d+\}\{\d+\})"
+    r"(?:\s?\\?%)?(?!\d|(?:st|nd|rd|th)\b)"
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 
@@ -32,53 +42,46 @@ class Boxes:
 
 def boxes(text: str) -> Boxes:
     """All `\\boxed{...}` (or `\\fbox`, or `\\boxed 5`) of `text`; braces are matched, escaped ones are not counted."""
-    found: list[tuple[int, int, str]] = []
-    cut = False
-    for match in _BOX.finditer(text):
-        end = match.end()
-        if end < len(text) and text[end] != "{":
-            word = re.compile(r"[^\s$\\{}]+").match(text, end)
-            if word:
-                found.append((match.start(), word.end(), word.group().rstrip(".,;")))
-            continue
-        close = _closing_brace(text, end)
-        cut = close is None and "\n" not in text[end:].strip()
-        if close is not None:
-            found.append((match.start(), close + 1, text[end + 1 : close].strip()))
+    found, unclosed = _box_spans(text)
     # A box inside a box is part of the outer one.
-    outer = [box for index, box in enumerate(found) if not (index and box[0] < found[index - 1][1])]
-    return Boxes(tuple(content for _, _, content in outer), _join(text, outer), cut)
+    outer: list[tuple[int, int, int]] = []
+    for span in sorted(found):
+        if not outer or span[0] >= outer[-1][2]:
+            outer.append(span)
+    last_end = outer[-1][2] if outer else 0
+    cut = unclosed is not None and unclosed >= last_end and "\n" not in text[unclosed:].strip()
+    contents = tuple(text[inside:end].removesuffix("}").strip() for _, inside, end in outer)
+    return Boxes(contents, _join(text, outer, contents), cut)
 
 
-def _closing_brace(text: str, opening: int) -> int | None:
-    depth = 0
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening):
-        if match.group() == "{":
-            depth += 1
-        elif match.group() == "}":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return None
+def _box_spans(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
+    """Start, start of the content and end of every closed box; and where the last unclosed one starts."""
+    spans: list[tuple[int, int, int]] = []
+    open_braces: list[tuple[int, int] | None] = []  # of a box: its start and the start of its content
+    first = _BOX.search(text)
+    for token in _TOKEN.finditer(text, first.start()) if first else ():
+        if token["word"]:
+            spans.append((token.start(), token.start("word"), token.end()))
+        elif token["box"]:
+            open_braces.append((token.start(), token.end()))
+        elif token["brace"] == "{":
+            open_braces.append(None)
+        elif token["brace"] == "}" and open_braces:
+            box = open_braces.pop()
+            if box is not None:
+                spans.append((*box, token.end()))
+    unclosed = [box for box in open_braces if box is not None]
+    return spans, unclosed[-1][0] if unclosed else None
 
 
-def _join(text: str, found: list[tuple[int, int, str]]) -> str | None:
-    if not found:
+def _join(text: str, spans: list[tuple[int, int, int]], contents: tuple[str, ...]) -> str | None:
+    """The last box with those before it that only a separator parts from it."""
+    if not spans:
         return None
-    start, _, content = found[-1]
-    contents = [content]
-    for earlier_start, earlier_end, earlier in reversed(found[:-1]):
-        if (
-            not re.fullmatch(
-                r"[\s$,;.\\()\[\]]*(?:(?:and|or|\\text\{\s*(?:and|or)\s*\}))?[\s$,;\\()\[\]]*",
-                text[earlier_end:start][:60],
-            )
-            or start - earlier_end > 60
-        ):
-            break
-        contents.insert(0, earlier)
-        start = earlier_start
-    return ", ".join(dict.fromkeys(contents))
+    first = len(spans) - 1
+    while first > 0 and _SEPARATOR.fullmatch(text, spans[first - 1][2], spans[first][0]):
+        first -= 1
+    return ", ".join(dict.fromkeys(contents[first:]))
 
 
 def after_thinking(text: str) -> str:
@@ -87,11 +90,15 @@ def after_thinking(text: str) -> str:
 
 
 def after_phrase(text: str) -> str | None:
-    """The rest of the line after the last "answer is" or "answer:"."""
+    """What follows the last "answer is", "answer:" or heading "Answer": a formula, or the rest of the line."""
+    tail = text[-_PHRASE_WINDOW_CHARACTERS:]
     last = None
-    for match in _PHRASE.finditer(text[-_PHRASE_WINDOW_CHARACTERS:]):
-        last = match.group("value").strip().strip("*").strip()
-    return last or None
+    for match in _PHRASE.finditer(tail):
+        formula = _MATH.match(tail, match.end())
+        line = tail[match.end() :].partition("\n")[0]
+        said = formula.group() if formula and len(formula.group()) > len(line) else line.strip().strip("*").strip()
+        last = said or last
+    return last
 
 
 def last_math(text: str) -> str | None:

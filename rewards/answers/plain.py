@@ -22,7 +22,7 @@ _SPELLING = [
     (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
     (re.compile(r"\\(?:math(?:rm|bf|it|sf)|text(?:bf|it|rm|sf|tt)|operatorname|mbox)\s*\{"), r"\\text{"),
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
-    (re.compile(r"\\text\s*\{\s*([a-zA-Z])\s*\}"), r"\1"),
+    (re.compile(r"\\text\s*\{\s*([a-zA-Z]|[-+]?[\d.,]*\d[^{}]*)\s*\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\!?,\\!|,\\!|\\,|\\!)(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\!"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|~|\\quad(?![a-zA-Z])|\\qquad(?![a-zA-Z])"), " "),
@@ -31,15 +31,19 @@ _SPELLING = [
     (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     (re.compile(r"\^\s*\{\s*\\circ\s*\}|\\degree(?![a-zA-Z])|\^\s*\\circ(?![a-zA-Z])"), r"^\\circ"),
-    (re.compile(r"\s+"), " "),
 ]  # fmt: skip
+_NUMBER_AMONG_WORDS = re.compile(
+    r"(?:[^\W\d_]{2,}[\s,.:']+)*(?P<number>\\?[$]?-?[\d.,]*\d\s?\\?%?)(?:[\s,.:']+[^\W\d_]{2,})*[\s.,]*"
+)
+_TEXT_CONTENT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_LATEX_SIGNS = frozenset("\\{~")
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")]
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _SIGNED = r"[-+]?\s*" + _DECIMAL
 _FRACTION = rf"\\frac\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))"
-_POWER = r"(?:\s*\^\s*\{?\d\}?)?"
+_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _TEXT = r"\\text\s*\{[^{}]*\}"
 _UNIT = rf"(?:{_TEXT}|[a-zA-Z][a-zA-Z./ ]*){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
 _NUMBER = re.compile(
@@ -48,6 +52,7 @@ _NUMBER = re.compile(
     rf"|(?P<whole>\d+)\s*(?:\\frac\s*\{{\s*(?P<over>\d+)\s*\}}\s*\{{\s*(?P<under>\d+)\s*\}}|\s(?P<over1>\d+)\s*/\s*(?P<under1>\d+))"
     rf"|(?P<fraction>{_FRACTION})"
     rf"|(?P<numerator>{_DECIMAL})\s*/\s*(?P<denominator>{_DECIMAL})"
+    r"|(?P<repeating>\d*\.\d*)\\overline\s*\{\s*(?P<period>\d+)\s*\}"
     rf"|(?P<decimal>{_DECIMAL})"
     r")\s*(?P<percent>\\?%|percent(?:age)?\b|\\text\s*\{\s*percent\s*\})?\s*"
     rf"(?P<degree>\^\\circ\s*[CF]?)?\s*(?P<unit>{_UNIT})?"
@@ -93,9 +98,30 @@ def tidy(text: str) -> str:
             inside = text[len(left) : -len(right)]
             if left not in inside:
                 text = inside.strip()
-    for pattern, replacement in _SPELLING:
-        text = pattern.sub(replacement, text)
-    return text.strip().rstrip(".,;:").strip()
+    if not _LATEX_SIGNS.isdisjoint(text):
+        for pattern, replacement in _SPELLING:
+            text = pattern.sub(replacement, text)
+    text = " ".join(text.split())
+    return text.strip().removeprefix("=").rstrip(".,;:\\").strip()
+
+
+def without_text(text: str) -> str:
+    """`text` without `\\text{}` around words, blanks and the dots of abbreviations."""
+    return re.sub(r"\s+|(?<!\d)\.(?!\d)", "", _TEXT_CONTENT.sub(r"\1", text))
+
+
+def only_number(text: str) -> str | None:
+    """The one number among plain words ("about 5", "Day 5"), None if there are several or there is mathematics."""
+    found = _NUMBER_AMONG_WORDS.fullmatch(_TEXT_CONTENT.sub(r" \1 ", text).strip())
+    return found["number"] if found else None
+
+
+def spread_plus_minus(text: str) -> str:
+    """`a \\pm b` as the two values that it stands for."""
+    sign = r"\pm"
+    if text.count(sign) != 1 or "," in text:
+        return text
+    return f"{text.replace(sign, '+')}, {text.replace(sign, '-')}"
 
 
 def number(text: str) -> Number | None:
@@ -128,6 +154,11 @@ def _value(match: re.Match[str]) -> Fraction:
         parts = re.fullmatch(_FRACTION, match["fraction"])
         assert parts is not None
         return _fraction(parts[1] or parts[2]) / _fraction(parts[3] or parts[4])
+    if match["period"]:
+        # 0.1\\overline{6}: the period once behind the digits, less what it adds, over 9...9.
+        start, period = _fraction(f"0{match['repeating']}0"), match["period"]
+        scale = 10 ** len(match["repeating"].partition(".")[2])
+        return start + Fraction(int(period), scale * (10 ** len(period) - 1))
     if match["numerator"]:
         return _fraction(match["numerator"]) / _fraction(match["denominator"])
     return _fraction(match["decimal"])
