@@ -19,7 +19,7 @@ def correct_mismatch(output: LossOutput, inputs: LossInputs, options: Correction
         weight  token: min(r_t, weight_max)     TIS, Yao et al., "Your efficient RL framework secretly brings you
                                                 off-policy RL training" (2025)
                 sequence: min(R, weight_max)
-        mask    token: mask_min <= r_t <= mask_max    MIS; IcePop, arXiv 2510.18855, section 3
+        mask    token: mask_min <= r_t <= mask_max    MIS; IcePop, arXiv 2510.18855
                 sequence: the same for R              Liu et al., "When speed kills stability" (2025)
                 geometric: the same for R^(1 / trained tokens)
     The denominator of the aggregation does not change: masked tokens count in it.

@@ -10,7 +10,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 
 @register_loss("ppo_dual_clip")
 def ppo_dual_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
-    """`ppo_clip`, but min(loss, -A dual_clip) where A < 0; arXiv 1912.09729, equation 5.
+    """`ppo_clip`, but min(loss, -A dual_clip) where A < 0; arXiv 1912.09729.
 
     Without it a token that has become much more likely and has a negative advantage has an unbounded loss.
     """
@@ -27,9 +27,9 @@ def ppo_dual_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
 def gspo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the response of log r).
 
-    GSPO-token, arXiv 2507.18071, equations 13-15: s has the value of the response's geometric mean ratio and, at each
-    token, the gradient of that token alone. With equal advantages in a response value and gradient are those of GSPO
-    (equation 5) under the aggregation `sequence_mean`. Clip distances are smaller than PPO's, about 3e-4.
+    GSPO-token of arXiv 2507.18071: s has the value of the response's geometric mean ratio and, at each token, the
+    gradient of that token alone. With equal advantages in a response, value and gradient are those of plain GSPO under
+    the aggregation `sequence_mean`. Clip distances are smaller than PPO's, about 3e-4.
     """
     log_ratio = inputs.logprobs - inputs.anchor_logprobs
     sequence_log_ratio = inputs.to_tokens(inputs.sequence_mean(log_ratio.detach()))
@@ -46,8 +46,8 @@ def gspo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
 def cispo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """-A clip(r, 1 - clip_low, 1 + clip_high) logprobs, with no gradient through the clipped ratio.
 
-    CISPO, MiniMax-M1, arXiv 2506.13585, equations 4-5: clipping bounds the weight of a token but never removes its
-    gradient. The paper leaves the lower side open: `clip_low` of 1 or more.
+    CISPO, MiniMax-M1, arXiv 2506.13585: clipping bounds the weight of a token but never removes its gradient. The paper
+    leaves the lower side open: `clip_low` of 1 or more.
     """
     ratio = torch.exp(inputs.logprobs.detach() - inputs.anchor_logprobs)
     weight = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)

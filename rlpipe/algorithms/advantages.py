@@ -100,13 +100,13 @@ def grpo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
 
 @register_advantage("dr_grpo")
 def dr_grpo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
-    """r - mean of the group; Dr.GRPO, arXiv 2503.20783, eq. 3. Its loss is aggregated with `sequence_sum_norm`."""
+    """r - mean of the group; Dr.GRPO, arXiv 2503.20783. Its loss is aggregated with `sequence_sum_norm`."""
     return _centred(batch.returns, batch.groups)
 
 
 @register_advantage("rloo")
 def rloo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
-    """r - mean of the OTHER responses of the group = (r - mean) n / (n - 1); RLOO, arXiv 2402.14740, eq. 8.
+    """r - mean of the OTHER responses of the group = (r - mean) n / (n - 1); RLOO, arXiv 2402.14740.
 
     A group of one has no others and gets 0.
     """
@@ -118,7 +118,7 @@ def rloo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
 def reinforce_plus_plus(batch: ScoredBatch, config: AlgorithmConfig) -> Advantages:
     """Token returns r - sum of the KL penalties from here on, whitened over all trained tokens of the batch.
 
-    REINFORCE++, arXiv 2501.03262, eq. 7-9 with discount 1. Needs no groups; the batch is its baseline by definition.
+    REINFORCE++, arXiv 2501.03262, with discount 1. Needs no groups; the batch is its baseline by definition.
     """
     if batch.token_penalties is None or batch.token_masks is None:
         return _whitened(batch.scores, batch.trained_tokens)
@@ -132,9 +132,9 @@ def reinforce_plus_plus(batch: ScoredBatch, config: AlgorithmConfig) -> Advantag
 
 @register_advantage("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
-    """(r - mean of the group), then whitened over all trained tokens of the batch; arXiv 2501.03262, eq. 10-11.
+    """(r - mean of the group), then whitened over all trained tokens of the batch; arXiv 2501.03262.
 
-    Groups of one and of equal scores enter the whitening with 0, as in the paper.
+    Groups of one and of equal scores enter the whitening with 0.
     """
     return _whitened(_centred(batch.returns, batch.groups), batch.trained_tokens)
 

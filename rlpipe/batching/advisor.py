@@ -60,7 +60,6 @@ def advise_budget(
     *,
     data_parallel: int,
     context_parallel: int = 1,
-    slots_multiple: int = 1,
     reach: float = 0.15,
 ) -> BudgetAdvice:
     """Search budgets from the longest sequence up to `1 + reach` times the present one.
@@ -70,7 +69,7 @@ def advise_budget(
     """
     fitting = [lengths[limits.padded_tokens(lengths) <= limits.capacity_tokens] for lengths in steps]
     unit = limits.pack_multiple
-    multiple = data_parallel * slots_multiple
+    multiple = data_parallel * limits.count_multiple
 
     def packs(units: int) -> int:
         bins = (len(best_fit_decreasing(limits.padded_tokens(lengths), units * unit)) for lengths in fitting)

@@ -46,7 +46,6 @@ def pack_for_training(
     norm_tokens: int,
     updates: int = 1,
     cost: CostModel = proportional_cost,
-    slots_multiple: int = 1,
 ) -> TrainingPacks:
     """Packs of an iteration's update. Each sample is in exactly one pack, or in `report.oversize_ids`.
 
@@ -66,7 +65,6 @@ def pack_for_training(
         norm_tokens=norm_tokens,
         updates=updates,
         cost=cost,
-        slots_multiple=slots_multiple,
     )
 
 
@@ -79,7 +77,6 @@ def pack_sequences(
     norm_tokens: int = 1,
     updates: int = 1,
     cost: CostModel = proportional_cost,
-    slots_multiple: int = 1,
 ) -> TrainingPacks:
     """`pack_for_training` for sequences from anywhere, for instance `supervised_sequence`."""
     _check_ids([sequence.sequence_id for sequence in sequences])
@@ -88,7 +85,7 @@ def pack_sequences(
     plans: list[tuple[PackPlan, NDArray[np.int64]]] = []
     for step in _steps(kept, updates):
         lengths = _lengths(step)
-        plan = plan_packs(lengths, limits, data_parallel, cost, slots_multiple)
+        plan = plan_packs(lengths, limits, data_parallel, cost)
         plans.append((plan, lengths))
         weights = _weights(step, aggregation, norm_tokens)
         for rank, packs in zip(ranks, plan.ranks, strict=True):
@@ -104,7 +101,6 @@ def pack_for_logprobs(
     *,
     data_parallel: int,
     cost: CostModel = proportional_cost,
-    slots_multiple: int = 1,
 ) -> ForwardPacks:
     """Packs of a pass without gradients, usually under a larger budget; advantages are not needed.
 
@@ -115,7 +111,6 @@ def pack_for_logprobs(
         limits,
         data_parallel=data_parallel,
         cost=cost,
-        slots_multiple=slots_multiple,
     )
     return ForwardPacks([rank[0] for rank in packed.ranks], packed.report)
 

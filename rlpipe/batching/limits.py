@@ -18,11 +18,13 @@ class PackLimits:
     budget_tokens: tokens of one pack over all its context-parallel ranks, padding included.
     sequence_multiple: each sequence is padded to a multiple of it (2 x CP for the zigzag split).
     pack_multiple: the whole pack is padded to a multiple of it (see `actor.layout.ActorLayout`).
+    count_multiple: the packs of a rank are a multiple of it (the stages of an interleaved pipeline schedule).
     """
 
     budget_tokens: int
     sequence_multiple: int = 1
     pack_multiple: int = 1
+    count_multiple: int = 1
 
     def __post_init__(self) -> None:
         if self.pack_multiple % self.sequence_multiple:
@@ -49,7 +51,8 @@ class PackLimits:
     @classmethod
     def _of(cls, actor: ActorConfig, tokens_per_gpu: int) -> Self:
         layout = ActorLayout.of(actor)
-        return cls(tokens_per_gpu * layout.context_parallel, layout.sequence_multiple, layout.pack_multiple)
+        stages = layout.pipeline_parallel if actor.parallel.virtual_pipeline else 1
+        return cls(tokens_per_gpu * layout.context_parallel, layout.sequence_multiple, layout.pack_multiple, stages)
 
     @property
     def capacity_tokens(self) -> int:

@@ -54,18 +54,16 @@ def plan_packs(
     limits: PackLimits,
     data_parallel: int = 1,
     cost: CostModel = proportional_cost,
-    slots_multiple: int = 1,
 ) -> PackPlan:
     """Lay sequences into packs: as few as possible, as many on each rank, and as even in cost as can be.
 
-    lengths_tokens: int64 [n], real lengths. slots_multiple: packs per rank are a multiple of it (interleaved pipeline
-    schedules need one). No pack exceeds `limits.capacity_tokens`, padding included. Every index appears exactly once,
-    in a pack or in `oversize`.
+    lengths_tokens: int64 [n], real lengths. No pack exceeds `limits.capacity_tokens`, padding included. Every index
+    appears exactly once, in a pack or in `oversize`.
     """
     padded = limits.padded_tokens(lengths_tokens)
     fits = np.flatnonzero(padded <= limits.capacity_tokens)
     sequences = _Sequences(padded[fits], cost(lengths_tokens[fits]), limits.capacity_tokens)
-    ranks = _fewest_packs(sequences, data_parallel, slots_multiple)
+    ranks = _fewest_packs(sequences, data_parallel, limits.count_multiple)
     names = fits.tolist()
     return PackPlan(
         tuple(tuple(tuple(sorted(names[item] for item in pack)) for pack in rank) for rank in ranks),
@@ -82,11 +80,11 @@ class _Sequences:
     capacity: int
 
 
-def _fewest_packs(sequences: _Sequences, ranks: int, slots_multiple: int) -> list[Bins]:
+def _fewest_packs(sequences: _Sequences, ranks: int, count_multiple: int) -> list[Bins]:
     """Try the count that the tokens alone ask for; where that fails, the count of best-fit decreasing."""
 
     def slots_for(packs: int) -> int:
-        return max(1, -(-packs // (ranks * slots_multiple))) * slots_multiple
+        return max(1, -(-packs // (ranks * count_multiple))) * count_multiple
 
     tokens = int(sequences.sizes.sum())
     least = slots_for(-(-tokens // sequences.capacity))

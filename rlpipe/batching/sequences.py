@@ -46,15 +46,14 @@ def sequence_of(sample: Sample) -> TrainingSequence:
             f"sample {sample.sample_id} has {response} response tokens, {len(sample.loss_mask)} loss mask entries and "
             f"{len(sample.rollout_logprobs)} log-probabilities: all three must be equal"
         )
-    mask = _predicting(sample.loss_mask, prompt)
-    advantages = [sample.advantage or 0.0] * response if sample.token_advantages is None else sample.token_advantages
+    advantages = sample.token_advantages if sample.token_advantages is not None else sample.advantage or 0.0
     return TrainingSequence(
         sequence_id=sample.sample_id,
         group_id=sample.group_id,
         token_ids=np.array(sample.prompt.token_ids + sample.response_ids, dtype=np.int64),
-        loss_mask=mask,
-        advantages=_predicting(advantages, prompt),
-        rollout_logprobs=_predicting(sample.rollout_logprobs, prompt),
+        loss_mask=_predicting(sample.loss_mask, prompt, response),
+        advantages=_predicting(advantages, prompt, response),
+        rollout_logprobs=_predicting(sample.rollout_logprobs, prompt, response),
     )
 
 
@@ -64,14 +63,14 @@ def supervised_sequence(
     """A sequence for supervised training: the prompt is context, the answer tokens (those of the mask) are targets."""
     if not prompt_ids:
         raise DataError(f"sequence {sequence_id} has an empty prompt: give it at least one token")
-    mask = _predicting(answer_mask if answer_mask is not None else [1] * len(answer_ids), len(prompt_ids))
+    mask = _predicting(1 if answer_mask is None else answer_mask, len(prompt_ids), len(answer_ids))
     zeros = np.zeros_like(mask)
     tokens = np.array([*prompt_ids, *answer_ids], dtype=np.int64)
     return TrainingSequence(sequence_id, sequence_id, tokens, mask, zeros, zeros)
 
 
-def _predicting(response_values: Sequence[float], prompt_tokens: int) -> NDArray[np.float32]:
-    """Values of response tokens, moved to the positions that predict them: float32 [prompt + response]."""
-    values = np.zeros(prompt_tokens + len(response_values), dtype=np.float32)
-    values[prompt_tokens - 1 : -1] = response_values
+def _predicting(response_values: Sequence[float] | float, prompt: int, response: int) -> NDArray[np.float32]:
+    """Values of response tokens (or one for all) at the positions that predict them: float32 [prompt + response]."""
+    values = np.zeros(prompt + response, dtype=np.float32)
+    values[prompt - 1 : -1] = response_values
     return values

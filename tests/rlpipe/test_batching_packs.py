@@ -83,23 +83,23 @@ batches = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(
     updates=st.integers(1, 3),
     multiples=st.sampled_from([(1, 1), (4, 4), (4, 12)]),
     budget=st.integers(24, 120),
-    slots_multiple=st.integers(1, 2),
+    count_multiple=st.integers(1, 2),
 )
-def test_every_sample_once_within_budget_and_equal_counts(samples, ranks, updates, multiples, budget, slots_multiple):
-    limits = PackLimits(budget, *multiples)
+def test_every_sample_once_within_budget_and_equal_counts(samples, ranks, updates, multiples, budget, count_multiple):
+    limits = PackLimits(budget, *multiples, count_multiple=count_multiple)
     fitting = [s for s in samples if -(-s.total_tokens // multiples[0]) * multiples[0] <= limits.capacity_tokens]
     arguments = dict(data_parallel=ranks, aggregation="token_mean", norm_tokens=1, updates=updates)
     if not fitting:
         with pytest.raises(DataError, match="longer than a pack"):
             pack_for_training(samples, limits, **arguments)
         return
-    packed = pack_for_training(samples, limits, **arguments, slots_multiple=slots_multiple)
+    packed = pack_for_training(samples, limits, **arguments)
     packs = [pack for rank in packed.ranks for step in rank for pack in step]
     seen = [sample_id for pack in packs for sample_id in pack.sample_ids]
     assert sorted(seen + list(packed.report.oversize_ids)) == sorted(s.sample_id for s in samples)
     assert all(pack.padded_tokens <= budget and pack.padded_tokens % multiples[1] == 0 for pack in packs)
     assert len({tuple(len(step) for step in rank) for rank in packed.ranks}) == 1
-    assert all(len(step) % slots_multiple == 0 for rank in packed.ranks for step in rank)
+    assert all(len(step) % count_multiple == 0 for rank in packed.ranks for step in rank)
     assert len(packed.ranks) == ranks
     for step in range(packed.report.steps):
         weights = sum(float(pack.loss_weights.sum()) for rank in packed.ranks for pack in rank[step])

@@ -1,5 +1,7 @@
 """Bins, plans and the budget advisor: hard capacity, equal counts, even cost, on lengths alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,21 +70,22 @@ def test_splitting_reaches_the_count_or_single_items(sizes, more):
 @given(
     lengths=st.lists(st.one_of(st.integers(1, 130), st.integers(1, 15)), min_size=1, max_size=120).map(np.array),
     ranks=st.integers(1, 5),
-    slots_multiple=st.integers(1, 3),
+    count_multiple=st.integers(1, 3),
     limits=st.sampled_from([PackLimits(100), PackLimits(103, 4, 8), PackLimits(128, 8, 8), PackLimits(61, 2, 6)]),
 )
-def test_plans_keep_the_budget_equal_counts_and_every_sequence(lengths, ranks, slots_multiple, limits):
-    plan = plan_packs(lengths, limits, ranks, quadratic, slots_multiple)
+def test_plans_keep_the_budget_equal_counts_and_every_sequence(lengths, ranks, count_multiple, limits):
+    limits = replace(limits, count_multiple=count_multiple)
+    plan = plan_packs(lengths, limits, ranks, quadratic)
     packs = [pack for rank in plan.ranks for pack in rank]
     assert sorted([*plan.oversize, *(item for pack in packs for item in pack)]) == list(range(len(lengths)))
     padded = limits.padded_tokens(lengths)
     assert all(padded[list(pack)].sum() <= limits.capacity_tokens for pack in packs)
     assert all(padded[item] > limits.capacity_tokens for item in plan.oversize)
     assert {len(rank) for rank in plan.ranks} == {plan.packs_per_rank}
-    assert plan.packs_per_rank % slots_multiple == 0
+    assert plan.packs_per_rank % count_multiple == 0
     fitting = padded[padded <= limits.capacity_tokens]
     needed = max(1, len(best_fit_decreasing(fitting, limits.capacity_tokens)))
-    assert len(packs) <= -(-needed // (ranks * slots_multiple)) * ranks * slots_multiple
+    assert len(packs) <= -(-needed // (ranks * count_multiple)) * ranks * count_multiple
 
 
 LENGTHS = {
