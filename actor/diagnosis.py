@@ -5,24 +5,31 @@ from collections.abc import Sequence
 import torch
 
 from actor.device import compute_device
+from actor.layout import ActorLayout
 from actor.passes import HeadOptions, forward_backward
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.pack import Pack
 
 
 def packs_with_bad_gradients(
-    chunks: Sequence[torch.nn.Module], packs: Sequence[Pack], head: HeadOptions, algorithm: AlgorithmConfig
+    chunks: Sequence[torch.nn.Module],
+    packs: Sequence[Pack],
+    head: HeadOptions,
+    algorithm: AlgorithmConfig,
+    layout: ActorLayout,
 ) -> tuple[str, ...]:
     """Sample ids of this rank's packs whose own backward pass leaves a gradient that is not finite.
 
-    Runs the step's passes again, so it costs one more step; only a skipped one. Empty where every single pack is fine
-    and only their sum overflows. Collective: all ranks have the same number of packs.
+    Runs the step's passes again, which costs as much as another step, after a skipped one only. Empty where every
+    single pack is fine and only their sum overflows. With expert parallelism a rank also names its own pack where
+    another rank's pack of the same number spoiled the experts they share. Collective: all ranks have the same number of
+    packs.
     """
     culprits: list[str] = []
     for pack in packs:
         for chunk in chunks:
             chunk.zero_grad_buffer()  # type: ignore[operator]
-        forward_backward(chunks, [pack], head, algorithm)
+        forward_backward(chunks, layout.filled([pack]), head, algorithm)
         if not _finite(chunks):
             culprits += pack.sample_ids
     return tuple(culprits)

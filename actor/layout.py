@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.errors import ActorError
-from rlpipe.pack import Pack
+from rlpipe.pack import Pack, dummy_pack
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class ActorLayout:
     context_parallel: int
     expert_parallel: int
     sequence_parallel: bool
+    virtual_pipeline: bool
 
     @classmethod
     def of(cls, actor: ActorConfig) -> "ActorLayout":
@@ -42,6 +43,7 @@ class ActorLayout:
             context_parallel=parallel.context,
             expert_parallel=parallel.expert,
             sequence_parallel=parallel.sequence,
+            virtual_pipeline=parallel.virtual_pipeline is not None,
         )
 
     @property
@@ -60,6 +62,12 @@ class ActorLayout:
         rank's tokens evenly. Lengthen the last sequence to reach it."""
         shared = self.tensor_parallel * self.context_parallel if self.sequence_parallel else 1
         return math.lcm(self.sequence_multiple, shared)
+
+    def filled(self, packs: Sequence[Pack]) -> list[Pack]:
+        """`packs` and as many dummy packs as the pipeline schedule asks for: the interleaved one takes packs in groups
+        of one per stage."""
+        group = self.pipeline_parallel if self.virtual_pipeline else 1
+        return [*packs, *[dummy_pack(self.pack_multiple)] * (-len(packs) % group)]
 
     def place(self, rank: int) -> RankPlace:
         """Megatron's rank order: tensor fastest, then context, data, pipeline."""

@@ -18,6 +18,7 @@ from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.export import parameter_hf_names
 from actor.hf.load import load_hf
 from actor.hf.placement import global_name
+from actor.layout import ActorLayout
 from actor.models.build import build_model, read_model
 from actor.models.description import ModelDescription
 from actor.models.policy import PolicyModel
@@ -51,6 +52,7 @@ class Trainer:
 
     def __init__(self, options: TrainerOptions) -> None:
         self.options = options
+        self.layout = ActorLayout.of(options.actor)
         self.description: ModelDescription = read_model(options.model_path)
         self.policy: list[PolicyModel] = build_model(self.description, options.actor)
         self.reference = self._load_weights()
@@ -82,7 +84,7 @@ class Trainer:
         finite. Metrics are complete on the last pipeline stage only."""
         start = time.perf_counter()
         self.optimizer.zero_gradients()
-        results = forward_backward(self.chunks, packs, self._head(algorithm), algorithm)
+        results = forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
         synchronize()
         middle = time.perf_counter()
         culprits = first_non_finite(results)
@@ -94,7 +96,7 @@ class Trainer:
             norm = self.optimizer.gradient_norm()
             if not math.isfinite(norm):
                 reason = f"the gradient norm is {norm}"
-                culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm)
+                culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm, self.layout)
         metrics = reduce_metrics(results)
         metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
         if reason is None:
@@ -109,14 +111,14 @@ class Trainer:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""
         head = HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, self.options.temperature)
         if which == "policy":
-            scored = score_packs(self.chunks, packs, head)
+            scored = score_packs(self.chunks, self.layout.filled(packs), head)
         elif self.reference is None:
             raise ActorError(
                 "no reference policy is kept: set algorithm.kl.coefficient above 0 or give model.reference_path"
             )
         else:
             with self.reference.swapped_in():
-                scored = score_packs(self.chunks, packs, head)
+                scored = score_packs(self.chunks, self.layout.filled(packs), head)
         return [
             logprobs[: pack.padded_tokens].float().cpu().numpy() for logprobs, pack in zip(scored, packs, strict=False)
         ]

@@ -1,0 +1,125 @@
+"""What the tests of the training half share: tiny policies, packs, and processes that run many cases each."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlpipe.pack import Pack
+
+VOCABULARY = 96
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "dtype": "float32",
+}
+
+
+def write_policy(folder: Path, architecture: str) -> Path:
+    """A random tiny policy ("dense", "moe") in Hugging Face layout."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(1)
+    if architecture == "moe":
+        sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **sizes, tie_word_embeddings=False))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, tie_word_embeddings=architecture == "tied"))
+    path = folder / architecture
+    model.save_pretrained(path)
+    return path
+
+
+def make_pack(lengths: Sequence[int], seed: int, denominator: float, multiple: int = 1) -> Pack:
+    """Random tokens; each sequence is padded to `multiple`; all but its first two predictions are trained."""
+    generator = np.random.default_rng(seed)
+    padded = [-(-length // multiple) * multiple for length in lengths]
+    total = sum(padded)
+    ids, targets = np.zeros(total, np.int64), np.zeros(total, np.int64)
+    mask, advantages, rollout = (np.zeros(total, np.float32) for _ in range(3))
+    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in padded])
+    start = 0
+    for length, room in zip(lengths, padded, strict=True):
+        tokens = generator.integers(0, VOCABULARY, length)
+        ids[start : start + length] = tokens
+        targets[start : start + length - 1] = tokens[1:]
+        mask[start + 2 : start + length - 1] = 1
+        advantages[start : start + length] = generator.normal()
+        rollout[start : start + length] = generator.normal(-4.5, 0.3, length)
+        start += room
+    return Pack(
+        sample_ids=tuple(f"{seed}/{index}" for index in range(len(lengths))),
+        token_ids=ids,
+        targets=targets,
+        position_ids=positions,
+        loss_mask=mask,
+        loss_weights=(mask / denominator).astype(np.float32),
+        advantages=advantages * mask,
+        rollout_logprobs=rollout * mask,
+        cu_seqlens=(0, *np.cumsum(lengths).tolist()),
+        cu_seqlens_padded=(0, *np.cumsum(padded).tolist()),
+    )
+
+
+def run_processes(count: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 240) -> list[Any]:
+    """`function(rank, count, store, *arguments)` in `count` spawned processes; their results in rank order.
+
+    Fails with the traceback of the first process that fails.
+    """
+    context = multiprocessing.get_context("spawn")
+    answers, ports = context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=_run, args=(rank, count, ports, answers, function, arguments)) for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        results = {}
+        while len(results) < count:
+            rank, value, failure = answers.get(timeout=timeout_seconds)
+            assert failure is None, f"process {rank}:\n{failure}"
+            results[rank] = value
+    finally:
+        for process in processes:
+            process.join(10 if len(results) == count else 0)
+            if process.is_alive():
+                process.kill()
+    return [results[rank] for rank in range(count)]
+
+
+def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[..., Any], arguments: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        import torch
+
+        from actor import distributed
+        from actor.optimizer_fixes import install_optimizer_fixes
+        from actor.pipeline_fixes import install_pipeline_fixes
+        from actor.runtime import install_megatron_runtime
+
+        torch.set_num_threads(1)
+        install_megatron_runtime()
+        install_optimizer_fixes()
+        install_pipeline_fixes()
+        if rank == 0:
+            store = distributed.open_store("127.0.0.1", count, 60)
+            for _ in range(count - 1):
+                ports.put(store.port)
+        else:
+            store = distributed.join_store("127.0.0.1", ports.get(timeout=120), count, 60)
+        distributed.join_processes(store, rank, count, 120)
+        answers.put((rank, function(rank, count, *arguments), None))
+        distributed.leave()
+    except BaseException:
+        answers.put((rank, None, traceback.format_exc()))
