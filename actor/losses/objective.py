@@ -14,7 +14,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 
 def objective(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """token_loss = policy loss + kl.coefficient * KL - entropy_coefficient * entropy, per token."""
-    output = find_loss(options.loss)(inputs, options)
+    output = find_loss(options.loss)(_against_old_policy(inputs, options), options)
     if options.loss == SUPERVISED:
         return _with_totals(output, inputs, {"train/loss": output.token_loss})
     output = correct_mismatch(output, inputs, options.correction)
@@ -28,6 +28,11 @@ def objective(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
         token_loss = token_loss - options.entropy_coefficient * inputs.entropy
     output = replace(output, token_loss=token_loss)
     return _with_sampling_metrics(_with_totals(output, inputs, {"train/loss": token_loss, **terms}), inputs)
+
+
+def _against_old_policy(inputs: LossInputs, options: AlgorithmConfig) -> LossInputs:
+    """The ratio is taken against the actor before the update, or against what the rollout engine reported."""
+    return replace(inputs, old_logprobs=inputs.rollout_logprobs) if options.old_policy == "rollout" else inputs
 
 
 def _with_totals(output: LossOutput, inputs: LossInputs, terms: dict[str, Tensor]) -> LossOutput:

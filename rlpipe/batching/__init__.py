@@ -10,7 +10,7 @@ from rlpipe.batching.iteration import (
     pack_sequences,
 )
 from rlpipe.batching.limits import PackLimits
-from rlpipe.batching.logprobs import attach_logprobs, logprobs_by_sample, response_logprobs, rollout_as_old
+from rlpipe.batching.logprobs import attach_logprobs, logprobs_by_sample, response_logprobs
 from rlpipe.batching.plan import CostModel, PackPlan, cost_per_length, plan_packs, proportional_cost
 from rlpipe.batching.report import PackReport, report_on
 from rlpipe.batching.sequences import TrainingSequence, sequence_of, supervised_sequence
@@ -35,7 +35,6 @@ __all__ = [
     "proportional_cost",
     "report_on",
     "response_logprobs",
-    "rollout_as_old",
     "sequence_of",
     "sequence_weights",
     "supervised_sequence",

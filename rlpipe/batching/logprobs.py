@@ -52,11 +52,6 @@ def attach_logprobs(
     return [[[attach(pack) for pack in step] for step in rank] for rank in packs]
 
 
-def rollout_as_old(packs: Sequence[Sequence[Sequence[Pack]]]) -> list[list[list[Pack]]]:
-    """The same packs (`[data_rank][step][pack]`) with the engine's log-probabilities as those of the old policy."""
-    return [[[replace(pack, old_logprobs=pack.rollout_logprobs) for pack in step] for step in rank] for rank in packs]
-
-
 def response_logprobs(sample: Sample, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The entries of `values` (float32 [prompt + response], aligned by prediction) that predict response tokens."""
     return values[sample.prompt_tokens - 1 : sample.total_tokens - 1]

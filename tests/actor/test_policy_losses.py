@@ -7,9 +7,10 @@ import torch
 
 import actor.losses.all  # noqa: F401  registers the losses
 from actor.losses.correction import correct_mismatch
+from actor.losses.objective import objective
 from actor.losses.registry import find_loss
 from actor.losses.types import LossInputs, LossOutput
-from rlpipe.config.algorithm import AlgorithmConfig, CorrectionConfig
+from rlpipe.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig
 
 
 def inputs_of(ratios, advantages, *, mask=None, sequence_ids=None, rollout_ratios=None) -> LossInputs:
@@ -137,3 +138,20 @@ def test_mismatch_correction_has_no_gradient_of_its_own_on_policy():
     output = find_loss("ppo_clip")(on_policy, AlgorithmConfig())
     corrected = correct_mismatch(output, on_policy, CorrectionConfig(weight="token"))
     assert gradient(corrected, on_policy) == pytest.approx([-1.5, -0.5])
+
+
+def test_the_rollout_engine_can_be_the_old_policy():
+    inputs = inputs_of([1.1, 1.0], [1, -1], rollout_ratios=[1.5, 0.5])
+    inputs = LossInputs(**{**inputs.__dict__, "entropy": torch.zeros_like(inputs.mask)})
+    output = objective(inputs, AlgorithmConfig(old_policy="rollout", clip_high=0.9))
+    assert output.token_loss.tolist() == pytest.approx([-1.1 * 1.5, 0.8])
+    assert float(output.maxima["mismatch/logprob_abs_max"]) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k2", 0.5 * math.log(2) ** 2), ("k3", 0.5 - 1 + math.log(2))])
+def test_kl_and_entropy_terms_of_the_objective(estimator, expected):
+    inputs = inputs_of([1.0], [0.0])
+    reference = inputs.logprobs.detach() - math.log(2)
+    inputs = LossInputs(**{**inputs.__dict__, "entropy": torch.full_like(inputs.mask, 0.7), "ref_logprobs": reference})
+    options = AlgorithmConfig(kl=KLConfig(coefficient=0.1, estimator=estimator), entropy_coefficient=0.2)
+    assert float(objective(inputs, options).token_loss) == pytest.approx(0.1 * expected - 0.2 * 0.7)
