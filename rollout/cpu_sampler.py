@@ -1,10 +1,10 @@
 """Sampling on a CPU engine that depends on a request's own probabilities and seed, and on nothing else in the batch."""
 
-import hashlib
-
 import torch
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+from rollout.inverse_cdf import invert_cdf, keep_top, uniform_number
 
 
 class SeededSampler(Sampler):
@@ -32,33 +32,3 @@ class SeededSampler(Sampler):
             dtype=torch.float64,
         )
         return invert_cdf(probs, uniform).to(torch.int32)
-
-
-def uniform_number(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    digest = hashlib.blake2b(seed.to_bytes(8, "big") + position.to_bytes(8, "big"), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
-
-
-def invert_cdf(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """First token of each row whose cumulative weight exceeds `uniform` [batch] times the row's sum.
-
-    `probs` [batch, vocabulary] need not sum to one; a token of weight zero is never returned.
-    """
-    cumulative = probs.to(torch.float64).cumsum(-1)
-    total = cumulative[:, -1:]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    threshold = torch.minimum(uniform[:, None] * total, below_total)
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-
-
-def keep_top(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """`probs` with zeros outside the `top_k` [batch] most likely tokens and the nucleus of share `top_p` [batch].
-
-    The token that crosses the share belongs to the nucleus. Ties are broken towards the lower token id.
-    """
-    sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = sorted_probs.cumsum(-1) - sorted_probs
-    rank = torch.arange(probs.shape[-1])
-    dropped = (rank >= top_k[:, None]) | (before > top_p[:, None])
-    return torch.zeros_like(probs).scatter_(-1, order, sorted_probs.masked_fill(dropped, 0.0))

@@ -60,6 +60,8 @@ class Engine:
         setup, begin = self._setup, time.perf_counter()
         check_sglang_version()
         check_model_folder(setup)
+        if setup.device == "cpu":
+            kv_memory.check(setup, kv_cache_tokens(setup))
         _redirect_output(setup.log_path)
         _use_own_temporary_folder(setup.instance)
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
@@ -70,8 +72,6 @@ class Engine:
         from rollout.sglang_engine import server_argument_names, start_sglang
 
         arguments = server_arguments(setup, server_argument_names())
-        if setup.device == "cpu":
-            kv_memory.check(setup, kv_cache_tokens(setup))
         try:
             self._sglang = start_sglang(setup.instance, arguments)
         except Exception as error:

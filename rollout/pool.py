@@ -26,7 +26,7 @@ _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a 
 
 
 class RolloutPool:
-    """Engines as Ray actors named `rollout-engine-0`, `rollout-engine-1`, ...
+    """Engines as Ray actors named `rollout-engine-<pool>e<index>`.
 
     Every method that talks to engines has a deadline and raises an RlpipeError of one sentence (plus the last lines of
     the log where an engine died); afterwards only `stop` is useful.
@@ -132,6 +132,14 @@ class RolloutPool:
         """Each engine's work since the last call."""
         references = [actor.take_usage.remote() for actor in self._actors]
         return tuple(self.gather(references, self._config.deadlines.start_seconds, "asking for engines' usage"))
+
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the engines' actors, on their nodes."""
+        return tuple(worker.pid for worker in self._addresses(self._config.deadlines.start_seconds))
+
+    def instances(self) -> tuple[str, ...]:
+        """Names of the engines' temporary files."""
+        return tuple(setup.instance for setup in self._setups)
 
     def stop(self) -> None:
         """Ends all engine processes and removes their files, whatever state they are in. Idempotent."""
@@ -245,7 +253,7 @@ def _actor(setup: EngineSetup, placement: Any, gpus: int) -> Any:
         setup.device, setup.engine.tensor_parallel, engine_directory(setup.instance), os.environ
     )
     options: dict[str, Any] = {
-        "name": f"rollout-engine-{setup.index}",
+        "name": f"rollout-engine-{setup.instance}",
         "num_cpus": 1 if placement is not None else 0,
         "num_gpus": gpus,
         "max_restarts": 0,

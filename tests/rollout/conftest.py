@@ -1,0 +1,57 @@
+"""One Ray session and one pool of two engines for all tests that only ask questions."""
+
+import pytest
+import ray
+from rollout_models import save_dense
+
+from rlpipe.config.root import Config
+from rollout.pool import RolloutPool
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=80 * 2**20,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def dense_folder(tmp_path_factory):
+    return save_dense(tmp_path_factory.mktemp("dense"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def dense_pool(ray_session, dense_folder, tmp_path_factory):
+    logs = tmp_path_factory.mktemp("logs")
+    with RolloutPool.start(make_config(engines=2), dense_folder, log_directory=str(logs)) as pool:
+        pool.wait_until_ready()
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def config_of():
+    return make_config
+
+
+def make_config(engines: int = 1, sampling: dict | None = None, **engine) -> Config:
+    settings = {"dtype": "float32", "max_running_requests": 16} | engine
+    return Config.model_validate(
+        {
+            "run": {"name": "rollout-tests", "iterations": 1},
+            "model": {"path": "unused"},
+            "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": 48},
+            "rollout": {
+                "engines": engines,
+                "max_response_tokens": 48,
+                "engine": settings,
+                "sampling": sampling or {},
+            },
+            "weight_sync": {"verify": True},
+        }
+    )

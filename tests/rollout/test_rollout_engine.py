@@ -1,0 +1,162 @@
+"""Real SGLang engines on this machine: answers, log-probabilities, repeatability, weights, limits."""
+
+import random
+
+import pytest
+import ray
+import torch
+from rollout_models import reference_logprobs, save_dense, state
+from rollout_requests import answers, make_requests, mixed_requests
+from rollout_weight_source import WeightSource, plan_of
+
+from rlpipe.errors import DeadlineError, RolloutError
+from rlpipe.sample import Prompt, Status
+from rlpipe.weights import WeightGroup
+from rollout.requests import GenerateRequest, SamplingParameters
+from rollout.samples import to_sample
+
+DEADLINE = 120.0
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def logprob_error(folder, requests, generations) -> float:
+    differences = []
+    for request, generation in zip(requests, generations, strict=True):
+        temperature = request.sampling.temperature or 1.0
+        expected = reference_logprobs(folder, request.prompt_ids, generation.token_ids, temperature)
+        differences.append((expected - torch.tensor(generation.logprobs)).abs().max().item())
+    return max(differences)
+
+
+def test_answers_come_in_order_with_one_logprob_per_token_and_are_seen_as_they_finish(dense_pool):
+    requests = make_requests(6)
+    seen = []
+    generations = dense_pool.generate(requests, DEADLINE, on_finished=seen.append)
+    assert [one.request_id for one in generations] == [one.request_id for one in requests]
+    assert {one.request_id for one in seen} == {one.request_id for one in requests}
+    assert all(len(one.logprobs) == len(one.token_ids) == 24 for one in generations)
+    assert all(one.status is Status.TRUNCATED and one.retractions == 0 for one in generations)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.5}, {"temperature": 0.5, "top_p": 0.5}, {"temperature": 0.0}]
+)
+def test_logprobs_are_those_of_softmax_of_logits_over_temperature_before_filtering(dense_pool, dense_folder, sampling):
+    requests = make_requests(4, **sampling)
+    generations = dense_pool.generate(requests, DEADLINE)
+    assert logprob_error(dense_folder, requests, generations) < 1e-4
+
+
+def test_greedy_takes_the_most_likely_token(dense_pool, dense_folder):
+    from transformers import AutoModelForCausalLM
+
+    (request,) = make_requests(1, new_tokens=8, temperature=0.0)
+    (generation,) = dense_pool.generate([request], DEADLINE)
+    model = AutoModelForCausalLM.from_pretrained(dense_folder, dtype=torch.float32).eval()
+    expected = model.generate(
+        torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert generation.token_ids == tuple(expected[0, len(request.prompt_ids) :].tolist())
+
+
+def test_answers_do_not_depend_on_order_company_or_engine(dense_pool):
+    requests = mixed_requests()
+    expected = answers(dense_pool.generate(requests, DEADLINE))
+    shuffled = random.Random(1).sample(requests, len(requests))
+    again = {}
+    for part in (shuffled[:1], shuffled[1:3], shuffled[3:]):
+        again |= answers(dense_pool.generate(part, DEADLINE))
+    assert again == expected
+
+
+def test_seeds_alone_distinguish_samples_of_one_prompt(dense_pool):
+    (request,) = make_requests(1)
+    copies = [GenerateRequest(f"copy{seed}", request.prompt_ids, request.sampling, seed) for seed in (1, 1, 2, 3)]
+    renamed = [GenerateRequest(f"c{index}", one.prompt_ids, one.sampling, one.seed) for index, one in enumerate(copies)]
+    tokens = [one.token_ids for one in dense_pool.generate(renamed, DEADLINE)]
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens)) == 3
+
+
+def test_a_stop_token_ends_a_response_and_belongs_to_it(dense_pool):
+    (request,) = make_requests(1)
+    (whole,) = dense_pool.generate([request], DEADLINE)
+    stop = whole.token_ids[5]
+    stopping = SamplingParameters(24, stop_token_ids=(stop,), ignore_eos=False)
+    (stopped,) = dense_pool.generate(
+        [GenerateRequest("stopping", request.prompt_ids, stopping, request.seed)], DEADLINE
+    )
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
+    assert stopped.status is Status.COMPLETED
+
+
+def test_requests_are_spread_over_engines_and_work_is_counted(dense_pool):
+    dense_pool.take_usage()
+    generations = dense_pool.generate(make_requests(8), DEADLINE)
+    usage = dense_pool.take_usage()
+    assert [one.requests for one in usage] == [4, 4]
+    for engine in usage:
+        assert engine.response_tokens == sum(len(one.token_ids) for one in generations if one.engine == engine.engine)
+        assert engine.busy_seconds > 0
+    assert [one.requests for one in dense_pool.take_usage()] == [0, 0]
+
+
+def test_more_requests_than_fit_at_a_time_are_all_answered(dense_pool):
+    requests = make_requests(60, new_tokens=2)
+    assert len(answers(dense_pool.generate(requests, DEADLINE))) == 60
+
+
+def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(dense_pool, dense_folder, tmp_path):
+    other = save_dense(tmp_path, seed=1)
+    tensors = state(other)
+    plan = plan_of(tensors, buckets=3)
+    group = WeightGroup("weights", "127.0.0.1", free_port(), 3, "gloo")
+    source = WeightSource.remote()
+    joined = source.join.remote(group)
+    dense_pool.gather(dense_pool.join_weight_group(group), DEADLINE, "joining")
+    ray.get(joined)
+    for version, folder in ((1, other), (2, dense_folder)):
+        receiving = dense_pool.start_receiving(plan, version)
+        sent = ray.get(source.send.remote(state(folder), plan))
+        receipts = dense_pool.gather(receiving, DEADLINE, "weight_sync")
+        assert [one.checksums for one in receipts] == [sent, sent]
+        requests = make_requests(4)
+        generations = dense_pool.generate(requests, DEADLINE)
+        assert logprob_error(folder, requests, generations) < 1e-4
+        assert {span.version for one in generations for span in one.versions} == {version}
+    assert [one.version for one in dense_pool.health()] == [2, 2]
+    dense_pool.leave_weight_group()
+    ray.kill(source)
+
+
+def test_a_request_longer_than_the_context_is_refused_before_anything_runs(dense_pool):
+    long = GenerateRequest("long", (1,) * 500, SamplingParameters(24), 0)
+    with pytest.raises(RolloutError, match=r"'long': 500 prompt tokens and up to 24 response tokens exceed the 510"):
+        dense_pool.generate([*make_requests(2), long], DEADLINE)
+    assert len(dense_pool.generate(make_requests(2), DEADLINE)) == 2
+
+
+def test_requests_that_share_an_id_are_refused(dense_pool):
+    with pytest.raises(RolloutError, match="1 of 2 requests share an id"):
+        dense_pool.generate(make_requests(1) * 2, DEADLINE)
+
+
+def test_a_passed_deadline_names_the_engine_and_shows_its_stack(dense_pool):
+    with pytest.raises(DeadlineError, match=r"rollout: no answer from engine \d.*(?s:.*)Stacks"):
+        dense_pool.generate(make_requests(8, new_tokens=400), deadline_seconds=0.05)
+
+
+def test_a_generation_becomes_a_sample(dense_pool):
+    (generation,) = dense_pool.generate(make_requests(1), DEADLINE)
+    prompt = Prompt("p0", "text", (1, 2), "label", "data")
+    sample = to_sample(prompt, "g0", generation, "decoded")
+    assert sample.response_ids == generation.token_ids
+    assert sample.trained_tokens == 24
+    assert sample.sample_id == "r0"

@@ -1,0 +1,55 @@
+"""Engines that cannot start: one sentence each, and nothing left running."""
+
+import socket
+
+import psutil
+import pytest
+from rollout_models import save_dense
+
+from rlpipe.errors import ConfigError, ModelError, ResourceError, RlpipeError
+from rollout.pool import RolloutPool
+
+
+def start_error(config, folder, logs) -> RlpipeError:
+    before = {child.pid for child in psutil.Process().children(recursive=True) if "sglang" in child.name()}
+    with RolloutPool.start(config, str(folder), log_directory=str(logs)) as pool, pytest.raises(RlpipeError) as caught:
+        pool.wait_until_ready()
+    after = {child.pid for child in psutil.Process().children(recursive=True) if "sglang" in child.name()}
+    assert after <= before
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_taken_port(ray_session, config_of, dense_folder, tmp_path):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        error = start_error(config_of(sglang={"nccl_port": port}), dense_folder, tmp_path)
+    assert isinstance(error, ResourceError)
+    assert "a port that it needs is taken" in str(error)
+
+
+def test_no_memory_for_the_kv_pool(ray_session, config_of, dense_folder, tmp_path):
+    error = start_error(config_of(kv_cache_tokens=10**12), dense_folder, tmp_path)
+    assert isinstance(error, ResourceError)
+    assert "no free memory for a KV pool of 1000000000000 tokens" in str(error)
+
+
+def test_stop_strings_without_a_tokenizer(ray_session, config_of, tmp_path):
+    folder = save_dense(tmp_path / "model", seed=0, tokenizer=False)
+    error = start_error(config_of(sampling={"stop": ["."]}), folder, tmp_path)
+    assert isinstance(error, ModelError)
+    assert "no tokenizer" in str(error)
+
+
+def test_a_folder_without_a_model(ray_session, config_of, tmp_path):
+    error = start_error(config_of(), tmp_path, tmp_path / "logs")
+    assert isinstance(error, ModelError)
+    assert "no config.json" in str(error)
+
+
+def test_an_unknown_sglang_argument_names_the_nearest(ray_session, config_of, dense_folder, tmp_path):
+    error = start_error(config_of(sglang={"schedule_polcy": "fcfs"}), dense_folder, tmp_path)
+    assert isinstance(error, ConfigError)
+    assert "did you mean 'schedule_policy'?" in str(error)

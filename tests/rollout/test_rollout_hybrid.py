@@ -1,0 +1,37 @@
+"""A tiny Qwen3.5-MoE: gated-delta-net layers, experts and a shared expert in a real engine."""
+
+import random
+
+import ray
+from rollout_models import save_hybrid, state
+from rollout_requests import answers, make_requests
+from rollout_weight_source import WeightSource, plan_of
+from test_rollout_engine import DEADLINE, free_port, logprob_error
+
+from rlpipe.weights import WeightGroup
+from rollout.pool import RolloutPool
+
+
+def test_logprobs_repeatability_and_weight_updates(ray_session, config_of, tmp_path):
+    first, second = save_hybrid(tmp_path / "first", seed=0), save_hybrid(tmp_path / "second", seed=1)
+    requests = make_requests(6)
+    with RolloutPool.start(config_of(), first, log_directory=str(tmp_path)) as pool:
+        pool.wait_until_ready()
+        generations = pool.generate(requests, DEADLINE)
+        assert logprob_error(first, requests, generations) < 1e-4
+
+        shuffled = random.Random(1).sample(requests, len(requests))
+        parts = [pool.generate(part, DEADLINE) for part in (shuffled[:1], shuffled[1:])]
+        assert {key: value for part in parts for key, value in answers(part).items()} == answers(generations)
+
+        plan = plan_of(state(second), buckets=4)
+        group = WeightGroup("weights", "127.0.0.1", free_port(), 2, "gloo")
+        source = WeightSource.remote()
+        joined = source.join.remote(group)
+        pool.gather(pool.join_weight_group(group), DEADLINE, "joining")
+        ray.get(joined)
+        receiving = pool.start_receiving(plan, version=1)
+        sent = ray.get(source.send.remote(state(second), plan))
+        assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
+        assert logprob_error(second, requests, pool.generate(requests, DEADLINE)) < 1e-4
+        ray.kill(source)

@@ -1,0 +1,142 @@
+"""The parts of the rollout room that need no engine."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpipe.config.rollout import EngineConfig
+from rlpipe.errors import ConfigError
+from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.batch_invariance import ROW_TILE, matrix_product
+from rollout.dispatch import Dispatcher
+from rollout.environment import engine_environment
+from rollout.inverse_cdf import invert_cdf, keep_top, uniform_number
+from rollout.kv_memory import bytes_per_token
+from rollout.model_modules import unneeded_model_modules
+from rollout.requests import EngineUsage, GenerateRequest, SamplingParameters, sample_seed
+from rollout.usage import UsageClock
+
+
+def setup_of(device="cpu", **engine) -> EngineSetup:
+    return EngineSetup(0, "/model", device, EngineConfig(**engine), 100, False, False, 0, "name", "/log")
+
+
+def test_a_cpu_engine_sees_the_stand_ins_and_a_cuda_engine_does_not():
+    cpu = engine_environment("cpu", 1, Path("/scratch"), {"PYTHONPATH": "/mine"})
+    cuda = engine_environment("cuda", 1, Path("/scratch"), {"PYTHONPATH": "/mine"})
+    assert cpu["PYTHONPATH"].split(os.pathsep)[0].endswith("cpu_stand_ins")
+    assert cpu["PYTHONPATH"].endswith(os.pathsep + "/mine")
+    assert "cpu_stand_ins" not in cuda["PYTHONPATH"]
+    assert "SGLANG_USE_CPU_ENGINE" not in cuda
+
+
+def test_each_tensor_parallel_rank_on_a_cpu_is_given_cores():
+    environment = engine_environment("cpu", 3, Path("/scratch"), {})
+    assert len(environment["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 3
+
+
+def test_extra_arguments_are_passed_on_and_reserved_ones_name_our_key():
+    known = {"schedule_policy", "dtype"}
+    assert server_arguments(setup_of(sglang={"schedule_policy": "fcfs"}), known)["schedule_policy"] == "fcfs"
+    with pytest.raises(ConfigError, match=r"sglang\.dtype: .*use rollout\.engine\.dtype"):
+        server_arguments(setup_of(sglang={"dtype": "float16"}), known)
+    with pytest.raises(ConfigError, match=r"did you mean 'schedule_policy'"):
+        server_arguments(setup_of(sglang={"schedule_policies": "fcfs"}), known)
+
+
+def test_the_default_kv_pool_holds_every_running_request_at_its_longest():
+    assert kv_cache_tokens(setup_of(max_running_requests=10)) >= 10 * 100
+    assert kv_cache_tokens(setup_of(kv_cache_tokens=77)) == 77
+
+
+def test_kv_bytes_count_only_layers_with_softmax_attention():
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
+    assert bytes_per_token(config, 4) == 4 * 2 * 2 * 16 * 4
+    assert bytes_per_token(config | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 4) == 2 * 2 * 16 * 4
+
+
+def test_seeds_are_63_bits_and_differ_by_run_and_sample():
+    seeds = {sample_seed(run, f"sample{index}") for run in range(3) for index in range(100)}
+    assert len(seeds) == 300
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_uniform_numbers_fill_the_unit_interval():
+    numbers = torch.tensor([uniform_number(seed, position) for seed in range(50) for position in range(40)])
+    assert numbers.min() >= 0 and numbers.max() < 1
+    assert torch.histc(numbers, 10, 0, 1).min() > 150
+
+
+def test_inverse_cdf_sampling_follows_the_distribution():
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    uniform = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    tokens = invert_cdf(probs.expand(1000, 4), uniform)
+    assert torch.bincount(tokens, minlength=4).tolist() == [500, 0, 300, 200]
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8).filter(any), st.floats(0, 1, exclude_max=True))
+def test_a_token_without_probability_is_never_chosen(weights, uniform):
+    probs = torch.tensor([weights])
+    token = invert_cdf(probs, torch.tensor([uniform], dtype=torch.float64)).item()
+    assert weights[token] > 0
+
+
+def test_top_k_and_top_p_keep_each_rows_own_tokens():
+    probs = torch.tensor([[0.1, 0.4, 0.3, 0.2]] * 4)
+    kept = keep_top(probs, torch.tensor([1, 4, 2, 4]), torch.tensor([1.0, 0.5, 1.0, 1.0]))
+    assert (kept > 0).tolist() == [
+        [False, True, False, False],
+        [False, True, True, False],
+        [False, True, True, False],
+        [True, True, True, True],
+    ]
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(64, 128), (128, 320), (300, 77)])
+def test_rows_of_a_product_do_not_depend_on_their_company(inner, columns):
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(70, inner, generator=generator)
+    right = torch.randn(columns, inner, generator=generator).t()
+    whole = matrix_product(left, right)
+    assert torch.allclose(whole, left @ right, atol=1e-4)
+    for start, rows in ((0, 1), (3, 2), (5, 3), (7, ROW_TILE), (1, 33), (0, 69)):
+        assert torch.equal(matrix_product(left[start : start + rows], right), whole[start : start + rows])
+
+
+def test_requests_go_to_the_engine_with_the_fewest_tokens_in_flight():
+    requests = [GenerateRequest(str(size), (1,) * size, SamplingParameters(1), 0) for size in (90, 10, 10, 10)]
+    batches = Dispatcher(requests, engines=2, requests_per_engine=8).assign()
+    assert [one.request_id for one in batches[0]] == ["90"]
+    assert len(batches[1]) == 3
+
+
+def test_requests_beyond_the_room_wait_until_one_has_finished():
+    requests = [GenerateRequest(str(index), (1,), SamplingParameters(1), 0) for index in range(3)]
+    dispatcher = Dispatcher(requests, engines=1, requests_per_engine=2)
+    first = dispatcher.assign()[0]
+    assert len(first) == 2
+    assert dispatcher.assign() == {}
+    dispatcher.finished(0, first[0])
+    assert [one.request_id for one in dispatcher.assign()[0]] == ["2"]
+
+
+def test_usage_counts_overlapping_calls_once():
+    clock = UsageClock()
+    clock.begin(2)
+    clock.begin(1)
+    clock.end(2)
+    clock.count(5, 0)
+    clock.end(1)
+    usage = clock.take(3)
+    assert (usage.engine, usage.response_tokens, usage.requests) == (3, 5, 1)
+    assert clock.take(3) == EngineUsage(3, 0.0, 0, 0, 0)
+
+
+def test_only_the_models_own_file_is_imported(dense_folder):
+    skipped = unneeded_model_modules(dense_folder)
+    assert "qwen3" not in skipped
+    assert {"llama", "qwen3_moe", "deepseek_v2"} <= set(skipped)

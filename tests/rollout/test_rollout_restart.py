@@ -1,0 +1,64 @@
+"""A second engine elsewhere gives the same answers; one that dies says so; nothing is left behind."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from rollout_requests import answers, make_requests, mixed_requests
+
+from rlpipe.errors import RolloutError
+from rollout.pool import RolloutPool
+
+DEADLINE = 120.0
+ONE_CORE_WITH_AMX = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import torch
+torch.cpu._is_amx_tile_supported = lambda: True
+print("process", os.getpid(), "has one core and AMX", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def other_machine(tmp_path, monkeypatch):
+    """Makes processes that inherit PYTHONPATH believe in Intel AMX, and gives them a single core."""
+    (tmp_path / "sitecustomize.py").write_text(ONE_CORE_WITH_AMX)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_an_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and_its_death_is_told(
+    dense_pool, dense_folder, config_of, other_machine, tmp_path
+):
+    requests = mixed_requests()
+    expected = answers(dense_pool.generate(requests, DEADLINE))
+    shared_memory = set(os.listdir("/dev/shm"))
+    pool = RolloutPool.start(config_of(max_running_requests=7), dense_folder, log_directory=str(tmp_path))
+    try:
+        pool.wait_until_ready()
+        assert answers(pool.generate(requests, DEADLINE)) == expected
+        assert "has one core and AMX" in (tmp_path / "rollout_engine_0.log").read_text()
+        pid = pool.worker_pids()[0]
+        scheduler = next(child for child in psutil.Process(pid).children() if "scheduler" in child.name())
+
+        def kill_scheduler(_generation) -> None:
+            if scheduler.is_running():
+                scheduler.send_signal(signal.SIGKILL)
+
+        with pytest.raises(RolloutError, match=r"engine 0 died: SGLang's process \d+ ended with exit code -9"):
+            pool.generate([*make_requests(1, new_tokens=1), *_long_requests()], DEADLINE, on_finished=kill_scheduler)
+        with pytest.raises(RolloutError, match="engine 0 died"):
+            pool.health()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RolloutError, match="engine 0 died: its process ended unexpectedly"):
+            pool.health()
+    finally:
+        pool.stop()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not [name for name in set(os.listdir("/dev/shm")) - shared_memory if name.startswith("sglang")]
+    assert not list(Path("/tmp").glob(f"rlpipe-engine-{pool.instances()[0]}"))
+
+
+def _long_requests():
+    return [request for request in make_requests(5, new_tokens=400) if request.request_id != "r0"]
