@@ -14,7 +14,9 @@ class GroupedExperts(MegatronModule):
 
     weight1: [local experts, 2 x width, hidden], gate above up. weight2: [local experts, hidden, width].
     Both are marked `allreduce = False`: stock code joins expert gradients over the expert data-parallel group only
-    when EP > 1, which loses the other tensor-parallel ranks' tokens where TP > 1 and EP = 1 (layers.py:829, B5).
+    when EP > 1, which loses the other tensor-parallel ranks' tokens where TP > 1 and EP = 1 (layers.py:829, B5). They
+    are marked `tensor_model_parallel`, so that the gradient norm counts them on every tensor-parallel rank: the
+    distributed optimizer gives each of those ranks its own part.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class GroupedExperts(MegatronModule):
         device = torch.cuda.current_device()
         weight: Any = torch.nn.Parameter(torch.empty(shape, dtype=self.config.params_dtype, device=device))
         weight.allreduce = False
+        weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = True, 0, 1
         if self.config.perform_initialization:
             with get_cuda_rng_tracker().fork("expert-parallel-rng"):
                 initialize(weight)
@@ -41,8 +44,10 @@ class GroupedExperts(MegatronModule):
     ) -> tuple[torch.Tensor, None]:
         """tokens: [n, hidden] sorted by expert; tokens_per_expert: [local experts]; probabilities: [n]."""
         if tokens.shape[0] == 0:
-            # No token came to this rank: keep every weight in the graph, so that its gradient is zero and not absent.
-            return tokens + 0 * (self.weight1.sum() + self.weight2.sum()).to(tokens.dtype), None
+            # No token came to this rank: keep every weight in the graph, so that its gradient is zero and not absent,
+            # and the probabilities, whose backward is an all-to-all that the other expert ranks wait in.
+            weights = self.weight1.sum() + self.weight2.sum()
+            return (tokens * probabilities.unsqueeze(-1) + 0 * weights).to(tokens.dtype), None
         offsets = tokens_per_expert.to(tokens.device).cumsum(0).to(torch.int32)
         gate_up = F.grouped_mm(tokens, self.weight1.transpose(1, 2), offs=offsets)
         gate, up = gate_up.chunk(2, -1)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 from actor.models.description import ModelDescription
 from actor.models.families import read_model
@@ -40,8 +41,23 @@ def _chunk(model: ModelDescription, config: Any, vp_stage: int | None) -> Policy
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,
     )
-    device = torch.device(torch.cuda.current_device())
-    return chunk.to(device).train()
+    _mark_shards(chunk)
+    return chunk.to(torch.device(torch.cuda.current_device())).train()
+
+
+def _mark_shards(chunk: PolicyModel) -> None:
+    """Tell Megatron which weights are cut over tensor ranks: the gradient norm counts all others on one rank only.
+
+    Its layers set these marks only while they initialize weights, which is switched off (layers.py:855).
+    """
+    axes = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
+    for module in chunk.modules():
+        axis = next((axis for kind, axis in axes.items() if isinstance(module, kind)), None)
+        if axis is None:
+            continue
+        for name, param in module.named_parameters(recurse=False):
+            if name == "weight" or axis == 0:
+                param.tensor_model_parallel, param.partition_dim, param.partition_stride = True, axis, 1
 
 
 def reduce_replicated_gradients(chunks: Sequence[torch.nn.Module]) -> None:

@@ -22,22 +22,27 @@ from rlpipe.pack import Pack
 
 
 def train_layouts(
-    rank: int, count: int, cases: dict[str, tuple[Path, dict[str, Any]]], steps: list[list[Pack]]
-) -> dict[str, Any]:
-    """Train each case (checkpoint, actor options) over `steps`: name -> [(loss, gradient norm)] or a traceback."""
-    results: dict[str, Any] = {}
-    for name, (path, options) in cases.items():
-        try:
-            results[name] = _train(path, ActorConfig(processes=count, dtype="float32", **options), steps)
-        except Exception:
-            results[name] = traceback.format_exc()
-        finally:
-            parallel_state.destroy_model_parallel()
+    rank: int, count: int, layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]], steps: list[list[Pack]]
+) -> dict[tuple[str, str], Any]:
+    """Train each model of each layout (actor options, checkpoints) over `steps`.
+
+    (model, layout) -> [(loss, gradient norm)] or a traceback. Process groups are made once per layout: they cost more
+    than training.
+    """
+    results: dict[tuple[str, str], Any] = {}
+    for layout, (options, paths) in layouts.items():
+        actor = ActorConfig(processes=count, dtype="float32", **options)
+        start_model_parallel(actor, seed=1)
+        for model, path in paths.items():
+            try:
+                results[model, layout] = _train(path, actor, steps)
+            except Exception:
+                results[model, layout] = traceback.format_exc()
+        parallel_state.destroy_model_parallel()
     return results
 
 
 def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, float]]:
-    start_model_parallel(actor, seed=1)
     trainer = Trainer(TrainerOptions(path, None, False, actor, len(steps), 1.0))
     data_rank, data_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     algorithm = AlgorithmConfig(loss="sft")

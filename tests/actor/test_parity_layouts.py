@@ -1,0 +1,94 @@
+"""Loss and gradient norm over three optimizer steps are those of one process, whatever the parallel layout."""
+
+from typing import Any
+
+import pytest
+from model_support import DENSE, GDN, GDN_MOE, MOE, in_worker, write_checkpoint
+from train_support import make_pack, run_processes
+
+MODELS = {model.name: model for model in (DENSE, MOE, GDN, GDN_MOE)}
+LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
+OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
+
+TP2SP = {"tensor": 2, "sequence": True}
+TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "tp2": (("dense", "gdn"), {"parallel": {"tensor": 2}}),
+    "tp2_sp": (tuple(MODELS), {"parallel": TP2SP}),
+    "pp2": (tuple(MODELS), {"parallel": {"pipeline": 2}}),
+    "pp2_vpp2": (("dense", "gdn_moe"), {"parallel": {"pipeline": 2, "virtual_pipeline": 2}}),
+    "dp2": (tuple(MODELS), {}),
+    "cp2": (tuple(MODELS), {"parallel": {"context": 2}}),
+    "ep2": (("moe", "gdn_moe"), {"parallel": {"expert": 2}}),
+    "tp2_sp_ep2": (("moe", "gdn_moe"), {"parallel": TP2SP | {"expert": 2}}),
+    "ep2_cp2": (("moe", "gdn_moe"), {"parallel": {"expert": 2, "context": 2}}),
+    "dp2_full_recompute": (("gdn_moe",), {"recompute": {"granularity": "full"}}),
+    "cp2_selective_recompute": (
+        ("dense", "gdn_moe"),
+        {"parallel": {"context": 2}, "recompute": {"granularity": "selective", "modules": ["core_attn"]}},
+    ),
+}
+FOUR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "tp2_sp_pp2": (tuple(MODELS), {"parallel": TP2SP | {"pipeline": 2}}),
+    "cp2_dp2": (("dense", "gdn"), {"parallel": {"context": 2}}),
+    "cp2_dp2_ep4": (("moe", "gdn_moe"), {"parallel": {"context": 2, "expert": 4}}),
+    "tp2_sp_dp2_ep2": (("moe", "gdn_moe"), {"parallel": TP2SP | {"expert": 2}}),
+}
+
+
+def _cases(layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]]) -> list[tuple[str, str]]:
+    return [(model, layout) for layout, (models, _) in layouts.items() for model in models]
+
+
+def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]], paths: dict[str, Any]):
+    """(model, layout) -> per rank [(loss, gradient norm)]; only the last stage knows the loss."""
+    packs = [[make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]] * 3
+    work = {name: (OPTIMIZER | options, {m: paths[m] for m in models}) for name, (models, options) in layouts.items()}
+    answers = run_processes(processes, in_worker, "train_layouts", work, packs, timeout_seconds=280)
+    return {case: [answer[case] for answer in answers] for case in answers[0]}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("layouts")
+    return {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def single(paths):
+    return _run(1, {"1": (tuple(MODELS), {})}, paths)
+
+
+@pytest.fixture(scope="module")
+def two(paths):
+    return _run(2, TWO, paths)
+
+
+@pytest.fixture(scope="module")
+def four(paths):
+    return _run(4, FOUR, paths)
+
+
+def _assert_equal(answers: list[Any], reference: list[Any]) -> None:
+    for answer in [*answers, *reference]:
+        assert not isinstance(answer, str), answer
+    for (loss, norm), (wanted_loss, wanted_norm) in zip(answers[-1], reference[0], strict=True):
+        assert loss == pytest.approx(wanted_loss, abs=3e-5)
+        assert norm == pytest.approx(wanted_norm, rel=3e-4)
+    for answer in answers:
+        assert [norm for _, norm in answer] == pytest.approx([norm for _, norm in answers[-1]], rel=1e-6)
+
+
+@pytest.mark.parametrize(("model", "layout"), _cases(TWO))
+def test_two_processes_train_as_one(two, single, model, layout):
+    _assert_equal(two[model, layout], single[model, "1"])
+
+
+@pytest.mark.parametrize(("model", "layout"), _cases(FOUR))
+def test_four_processes_train_as_one(four, single, model, layout):
+    _assert_equal(four[model, layout], single[model, "1"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_lowers_the_loss(single, model):
+    losses = [loss for loss, _ in single[model, "1"][0]]
+    assert losses[2] < losses[0]
