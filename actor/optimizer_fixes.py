@@ -1,5 +1,6 @@
-"""Fixes of Megatron's HybridDeviceOptimizer (megatron-core 0.16.1) that saving and loading needs. Process-global."""
+"""Fixes of Megatron's HybridDeviceOptimizer (megatron-core 0.16.1). Process-global."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +13,28 @@ from actor import adam
 @lru_cache(maxsize=1)
 def install_optimizer_fixes() -> None:
     """Install the fixes; further calls do nothing."""
+    HybridDeviceOptimizer._set_sub_optimizer_grads = _with_float32_parameters(
+        HybridDeviceOptimizer._set_sub_optimizer_grads
+    )
     HybridDeviceOptimizer._update_fp32_params_by_new_state = _masters_from_state
     HybridDeviceOptimizer._move_new_state_to_right_device = _state_next_to_masters
     torch.serialization.add_safe_globals(
         [adam.HostAdam, adam.DeviceAdam, adam.HostAdamBfloat16Moments, adam.DeviceAdamBfloat16Moments]
     )
+
+
+def _with_float32_parameters(set_gradients: Callable[[Any], None]) -> Callable[[Any], None]:
+    """hybrid_optimizer.py:88 hands gradients on to copies only: a float32 parameter that is updated in place on the
+    device has none, and a precision-aware gradient (`decoupled_grad`) would never reach it."""
+
+    def set_all_gradients(self: Any) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.param_to_inner_param[parameter] is parameter:
+                    parameter.grad = getattr(parameter, "decoupled_grad", parameter.grad)
+        set_gradients(self)
+
+    return set_all_gradients
 
 
 def _masters_from_state(self: Any) -> None:

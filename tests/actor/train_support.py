@@ -123,3 +123,10 @@ def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[...
         distributed.leave()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
+
+
+def in_train_worker(rank: int, count: int, name: str, *arguments: Any) -> Any:
+    """Call a function of `train_workers`, which only workers import: it brings in Megatron."""
+    import train_workers
+
+    return getattr(train_workers, name)(rank, count, *arguments)

@@ -1,0 +1,110 @@
+"""Optimizer steps of the real Megatron actor in one process."""
+
+import math
+
+import numpy as np
+import pytest
+from train_support import in_train_worker, run_processes, write_policy
+
+from actor.report import UpdateCounts
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policies")
+    paths = {name: write_policy(folder, name) for name in ("dense", "moe")}
+    return run_processes(1, in_train_worker, "all_single_process_cases", paths)[0]
+
+
+def test_any_split_into_packs_gives_the_same_loss_gradient_norm_and_update(results):
+    whole, *others = results["splits_of_a_batch"]
+    for other in others:
+        assert other == pytest.approx(whole, rel=2e-4, abs=2e-6)
+
+
+def test_non_finite_loss_skips_the_step_and_touches_nothing(results):
+    case = results["skipped_steps"]
+    assert not case["report"].applied
+    assert case["report"].skip_reason == "the loss or a log-probability is not finite"
+    assert case["report"].culprit_sample_ids == tuple(sorted(case["bad_ids"]))
+    assert math.isnan(case["report"].metrics["train/loss"])
+    assert case["weights_untouched"] and case["state_untouched"]
+    assert case["counts"] == UpdateCounts(attempted=2, applied=1, skipped=1, skipped_in_a_row=1)
+    assert case["continues"] == case["without_the_skip"]
+
+
+def test_non_finite_gradient_is_traced_to_its_pack(results):
+    report = results["overflowing_gradients"]["report"]
+    assert not report.applied
+    assert math.isfinite(report.metrics["train/loss"])
+    assert "gradient norm" in report.skip_reason
+    assert report.culprit_sample_ids == tuple(sorted(results["overflowing_gradients"]["bad_ids"]))
+
+
+def test_training_stops_after_the_allowed_skips_in_a_row(results):
+    steps, counts = results["too_many_skips"]
+    assert steps == 2
+    assert counts == UpdateCounts(attempted=2, applied=0, skipped=2, skipped_in_a_row=2)
+
+
+def test_frozen_parameters_stay_and_bad_patterns_are_refused(results):
+    unchanged, (fused, missing) = results["frozen_parameters"]
+    assert unchanged and all("embed_tokens" in name or "layers.0." in name for name in unchanged)
+    assert "model.embed_tokens.weight" in unchanged and "model.layers.0.mlp.up_proj.weight" in unchanged
+    assert "q_proj" in fused and "k_proj" in fused and "match all of them or none" in fused
+    assert "no_such_name" in missing and "match no parameter" in missing
+
+
+def test_the_share_of_the_optimizer_on_the_host_changes_nothing(results):
+    on_device, half, on_host = results["offload_fractions"]
+    for other in (half, on_host):
+        assert np.allclose(on_device, other, rtol=1e-5, atol=1e-6)
+
+
+def test_weight_decay_spares_parameters_with_one_dimension(results):
+    for name, (dimensions, from_decayed, from_original) in results["weight_decay"].items():
+        distance = from_original if dimensions == 1 else from_decayed
+        assert distance < 1e-6, name
+
+
+def test_reset_optimizer_starts_over_from_the_present_weights(results):
+    case = results["optimizer_reset"]
+    assert case["counts"] == UpdateCounts()
+    assert case["rate"] == 0.25
+    assert case["moments"] == 0
+    assert case["masters"] == 0
+
+
+def test_reference_policy_is_kept_beside_the_policy(results):
+    case = results["reference_policy"]
+    assert case["reference_is_the_start"] and case["weights_back"] and case["reference_follows"]
+    assert case["policy_moved"] > 1e-3
+    assert case["zero_outside"] == 0
+    assert "algorithm.kl.coefficient" in case["error"]
+
+
+def test_kl_term_is_zero_at_the_start_and_grows(results):
+    first, second = results["kl_term"]
+    assert first["train/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert second["train/kl_loss"] > 1e-4
+    assert second["train/loss"] == pytest.approx(second["train/policy_loss"] + 0.3 * second["train/kl_loss"], rel=1e-5)
+
+
+def test_recorded_old_logprobs_give_the_on_policy_step_and_then_a_ratio(results):
+    on_policy, with_old, later = results["old_logprobs"]
+    assert with_old == pytest.approx(on_policy, rel=1e-4, abs=1e-6)
+    assert abs(later["train/ratio_mean"] - 1) > 1e-4
+    assert 0 < later["train/clip_share"] < 1
+
+
+def test_temperature_sharpens_the_log_probabilities(results):
+    plain, sharp = results["temperature_of_the_head"]
+    assert np.array_equal(plain == 0, sharp == 0)
+    assert sharp.std() > plain.std()
+
+
+def test_moments_in_bfloat16_train_like_those_in_float32(results):
+    (exact, exact_kinds), (half, half_kinds) = results["half_precision_moments"]
+    assert exact_kinds == ["torch.float32"] and half_kinds == ["torch.bfloat16"]
+    assert half == pytest.approx(exact, rel=2e-3)
+    assert half != exact

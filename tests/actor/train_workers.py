@@ -1,0 +1,296 @@
+"""What the training tests run inside spawned workers (`train_support.run_processes`); imports Megatron.
+
+Each function returns plain data; the tests assert on it.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from train_support import make_pack
+
+from actor.distributed import start_model_parallel
+from actor.hf.export import iter_export
+from actor.trainer import Trainer, TrainerOptions
+from rlpipe.config.actor import ActorConfig, OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
+from rlpipe.errors import ActorError
+from rlpipe.pack import dummy_pack
+
+POLICY = AlgorithmConfig(entropy_coefficient=0.01)
+LENGTHS = [12, 20, 7, 16, 5, 28, 9, 30]
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
+
+
+def trainer(path: Path, count: int = 1, reference: bool = False, temperature: float = 1.0, **actor: Any) -> Trainer:
+    """A trainer in the present process group, with its own Megatron groups."""
+    config = ActorConfig(processes=count, **{"dtype": "float32", "optimizer": OPTIMIZER, **actor})
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    start_model_parallel(config, seed=3)
+    return Trainer(TrainerOptions(path, None, reference, config, 10, temperature))
+
+
+def whole_batch(multiple: int = 1):
+    """One pack of every sequence; `split` cuts it without changing a token."""
+    return make_pack(LENGTHS, 5, 100.0, multiple)
+
+
+def split(pack, groups):
+    """Packs of the sequences that `groups` names, each with the very same tokens and weights."""
+    ends = pack.cu_seqlens_padded
+    return [_part(pack, [(ends[index], ends[index + 1]) for index in group], group) for group in groups]
+
+
+def _part(pack, spans, group):
+    def take(values):
+        return None if values is None else np.concatenate([values[a:b] for a, b in spans])
+
+    real = np.diff(pack.cu_seqlens)[list(group)]
+    names = ("token_ids", "targets", "position_ids", "loss_mask", "loss_weights", "advantages", "rollout_logprobs")
+    arrays = {name: take(getattr(pack, name)) for name in (*names, "old_logprobs", "ref_logprobs")}
+    return replace(
+        pack,
+        **arrays,
+        sample_ids=tuple(pack.sample_ids[index] for index in group),
+        cu_seqlens=(0, *np.cumsum(real).tolist()),
+        cu_seqlens_padded=(0, *np.cumsum([b - a for a, b in spans]).tolist()),
+    )
+
+
+def poisoned(pack):
+    """The same pack with an advantage that is not a number."""
+    return replace(pack, advantages=pack.advantages * np.float32("nan"))
+
+
+def overflowing(pack):
+    """The same pack with weights so large that the loss is finite and its gradient is not."""
+    signs = np.where(np.arange(len(pack.loss_mask)) % 2, 1, -1)
+    return replace(pack, loss_weights=pack.loss_mask * np.float32(1e37), advantages=(pack.loss_mask * signs))
+
+
+def weights(of: Trainer) -> dict[str, np.ndarray]:
+    return {name: tensor.clone().numpy() for name, tensor in iter_export(of.policy, of.description, everywhere=True)}
+
+
+def masters_and_moments(of: Trainer) -> list[torch.Tensor]:
+    return [
+        state[name].clone()
+        for part in of.optimizer.megatron.chained_optimizers
+        for state in part.optimizer.state.values()
+        for name in ("master_param", "exp_avg", "exp_avg_sq", "step")
+    ]
+
+
+def step(of: Trainer, packs, algorithm: AlgorithmConfig = POLICY) -> tuple[float, float]:
+    """(loss, gradient norm) of one applied step."""
+    report, _ = of.train_step(packs, algorithm)
+    assert report.applied, report
+    return report.metrics["train/loss"], report.metrics["train/gradient_norm"]
+
+
+# ---------------------------------------------------------------- one process
+
+
+def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> dict[str, Any]:
+    cases = (
+        splits_of_a_batch, skipped_steps, overflowing_gradients, too_many_skips, frozen_parameters, offload_fractions,
+        weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs, temperature_of_the_head,
+        half_precision_moments,
+    )  # fmt: skip
+    return {case.__name__: case(paths) for case in cases}
+
+
+def splits_of_a_batch(paths):
+    """Two steps on one batch, split in several ways."""
+    pack = whole_batch()
+    ways = [[range(8)], [range(4), range(4, 8)], [[7, 0], [3], [1, 2, 6, 5], [4]], [[index] for index in range(8)]]
+    results = []
+    for groups in ways:
+        policy = trainer(paths["moe"])
+        packs = [*split(pack, groups), dummy_pack(1)]
+        results.append([*step(policy, packs), *step(policy, packs)])
+    return results
+
+
+def skipped_steps(paths):
+    policy = trainer(paths["dense"])
+    good, bad = split(whole_batch(), [range(4), range(4, 8)])
+    first = step(policy, [good, bad])
+    before, state = weights(policy), masters_and_moments(policy)
+    report, _ = policy.train_step([good, poisoned(bad)], POLICY)
+    after, state_after = weights(policy), masters_and_moments(policy)
+    twin = trainer(paths["dense"])
+    return {
+        "report": report,
+        "bad_ids": bad.sample_ids,
+        "weights_untouched": all(np.array_equal(before[name], after[name]) for name in before),
+        "state_untouched": all(torch.equal(a, b) for a, b in zip(state, state_after, strict=True)),
+        "counts": policy.counts,
+        "continues": [first, step(policy, [good, bad])],
+        "without_the_skip": [step(twin, [good, bad]), step(twin, [good, bad])],
+    }
+
+
+def overflowing_gradients(paths):
+    policy = trainer(paths["dense"])
+    good, bad = split(whole_batch(), [range(4), range(4, 8)])
+    report, _ = policy.train_step([good, overflowing(bad)], POLICY.model_copy(update={"entropy_coefficient": 0.0}))
+    return {"report": report, "bad_ids": bad.sample_ids}
+
+
+def too_many_skips(paths):
+    policy = trainer(paths["dense"], max_skipped_updates=2)
+    report = policy.train([[poisoned(whole_batch())]] * 4, POLICY)
+    return len(report.steps), report.counts
+
+
+def frozen_parameters(paths):
+    policy = trainer(paths["dense"], frozen_parameters=[r"embed_tokens", r"layers\.0\."])
+    before = weights(policy)
+    step(policy, [whole_batch()])
+    after = weights(policy)
+    errors = []
+    for pattern in (r"q_proj", r"no_such_name"):
+        try:
+            trainer(paths["dense"], frozen_parameters=[pattern])
+        except ActorError as error:
+            errors.append(str(error))
+    return sorted(name for name in before if np.array_equal(before[name], after[name])), errors
+
+
+def offload_fractions(paths):
+    packs = [whole_batch()]
+    results = []
+    for fraction in (0.0, 0.5, 1.0):
+        policy = trainer(paths["dense"], optimizer=OPTIMIZER.model_copy(update={"cpu_offload_fraction": fraction}))
+        results.append([step(policy, packs) for _ in range(3)])
+    return results
+
+
+def weight_decay(paths):
+    """A step without any gradient: only the decay acts."""
+    options = OptimizerConfig(learning_rate=0.5, weight_decay=0.2)
+    policy = trainer(paths["dense"], optimizer=options)
+    before = weights(policy)
+    silent = replace(whole_batch(), loss_weights=np.zeros_like(whole_batch().loss_weights))
+    step(policy, [silent])
+    after = weights(policy)
+    return {name: (before[name].ndim, float(np.abs(after[name] - before[name] * 0.9).max()),
+                   float(np.abs(after[name] - before[name]).max())) for name in before}  # fmt: skip
+
+
+def optimizer_reset(paths):
+    policy = trainer(paths["dense"])
+    step(policy, [whole_batch()])
+    policy.reset_optimizer(OptimizerConfig(learning_rate=0.5, warmup_steps=2), 7)
+    state = masters_and_moments(policy)
+    exported = torch.cat([parameter.detach().flatten() for parameter in policy.policy[0].parameters()])
+    masters = torch.cat([state[index] for index in range(0, len(state), 4)])
+    moments = [tensor for index, tensor in enumerate(state) if index % 4]
+    return {
+        "counts": policy.counts,
+        "rate": policy.optimizer.learning_rate,
+        "moments": max(float(tensor.abs().max()) for tensor in moments),
+        "masters": float((masters.sort().values - exported.sort().values).abs().max()),
+    }
+
+
+def reference_policy(paths):
+    policy = trainer(paths["dense"], reference=True)
+    pack = whole_batch()
+    first = policy.logprobs([pack], "policy")[0]
+    step(policy, [pack])
+    before = weights(policy)
+    reference = policy.logprobs([pack], "reference")[0]
+    after = weights(policy)
+    trained = policy.logprobs([pack], "policy")[0]
+    policy.set_reference()
+    result = {
+        "reference_is_the_start": np.array_equal(first, reference),
+        "policy_moved": float(np.abs(trained - first).max()),
+        "weights_back": all(np.array_equal(before[name], after[name]) for name in before),
+        "reference_follows": np.array_equal(policy.logprobs([pack], "reference")[0], trained),
+        "zero_outside": float(np.abs(first[pack.loss_mask == 0]).max()),
+    }
+    try:
+        trainer(paths["dense"]).logprobs([pack], "reference")
+    except ActorError as error:
+        result["error"] = str(error)
+    return result
+
+
+def kl_term(paths):
+    policy = trainer(paths["dense"], reference=True)
+    options = AlgorithmConfig(kl=KLConfig(coefficient=0.3))
+    pack = whole_batch()
+    with_reference = replace(pack, ref_logprobs=policy.logprobs([pack], "reference")[0])
+    return [policy.train_step([with_reference, dummy_pack(1)], options)[0].metrics for _ in range(2)]
+
+
+def old_logprobs(paths):
+    """A step with old log-probabilities from a pass before it is the on-policy step."""
+    pack = whole_batch()
+    policy = trainer(paths["dense"])
+    recorded = replace(pack, old_logprobs=policy.logprobs([pack], "policy")[0])
+    with_old = [step(policy, [recorded]), policy.train_step([recorded], POLICY)[0].metrics]
+    return step(trainer(paths["dense"]), [pack]), *with_old
+
+
+def temperature_of_the_head(paths):
+    pack = whole_batch()
+    return [trainer(paths["dense"], temperature=value).logprobs([pack], "policy")[0] for value in (1.0, 0.5)]
+
+
+def half_precision_moments(paths):
+    results = []
+    for dtype in ("float32", "bfloat16"):
+        policy = trainer(paths["dense"], optimizer=OPTIMIZER.model_copy(update={"moments_dtype": dtype}))
+        losses = [step(policy, [whole_batch()], AlgorithmConfig(loss="sft"))[0] for _ in range(5)]
+        kinds = {
+            state[name].dtype
+            for part in policy.optimizer.megatron.chained_optimizers
+            for state in part.optimizer.state.values()
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        results.append((losses, [str(kind) for kind in kinds]))
+    return results
+
+
+# ---------------------------------------------------------------- two processes
+
+TWO = {
+    "tp2": {"tensor": 2},
+    "tp2_sp": {"tensor": 2, "sequence": True},
+    "pp2": {"pipeline": 2},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "cp2": {"context": 2},
+    "dp2": {},
+    "ep2": {"expert": 2},
+}
+
+
+def policy_step_in_layouts(rank: int, count: int, paths: dict[str, Path], layouts: dict[str, Any]) -> dict[str, Any]:
+    """Per layout: log-probabilities, all metrics of an off-policy KL step, a skipped step, the step after it."""
+    results = {}
+    for name, parallel in layouts.items():
+        policy = trainer(paths["moe" if "ep" in name else "dense"], count, reference=True, parallel=parallel)
+        layout = policy.layout
+        packs = [*split(whole_batch(4), [[0, 5], [1, 2], [3], [4, 6, 7]]), dummy_pack(layout.pack_multiple)]
+        packs += [dummy_pack(layout.pack_multiple)] * (-len(packs) % layout.data_parallel)
+        mine = slice(layout.place(rank).data, None, layout.data_parallel)
+        options = AlgorithmConfig(kl=KLConfig(coefficient=0.3), entropy_coefficient=0.01)
+        packs = [
+            replace(pack, ref_logprobs=pack.rollout_logprobs, old_logprobs=pack.rollout_logprobs) for pack in packs
+        ]
+        bad = [poisoned(pack) if index == 1 else pack for index, pack in enumerate(packs)]
+        results[name] = {
+            "logprobs": policy.logprobs(packs[mine], "policy"),
+            "first": policy.train_step(packs[mine], options)[0],
+            "skipped": policy.train_step(bad[mine], options)[0],
+            "second": policy.train_step(packs[mine], options)[0],
+        }
+    return results
