@@ -13,6 +13,7 @@ _SAID = re.compile(
     r"(?i:\b(?:answer|correct\s(?:choice|option))\b)\**(?:\s(?i:is|would\sbe|choice|option)\b){0,3}\s?[:=]?"
     rf"{_DECORATION}(?:(?i:choice|option)\s)?\(?(?P<letter>[A-Z])(?![A-Za-z'\u2019])"
 )
+_WINDOW_CHARACTERS = 4000
 _ALONE = re.compile(r"[\s*_$({\[]*([A-Z])[\s*_$)}\].:]*")
 
 
@@ -47,7 +48,7 @@ def chosen_letter(text: str) -> str | None:
     last_line = text.strip().rpartition("\n")[2].strip()
     if alone := _ALONE.fullmatch(last_line):
         return alone[1]
-    said = [match["letter"] for match in _SAID.finditer(text)]
+    said = [match["letter"] for match in _SAID.finditer(text[-_WINDOW_CHARACTERS:])]
     return said[-1] if said else None
 
 

@@ -18,6 +18,7 @@ from rlpipe.sample import Reward
 
 _SHOWN_CHARACTERS = 80
 _HASHES = re.compile(r"####[ \t]{0,3}(?P<value>[-+\\$ ]{0,5}[\d.,]*\d[\d.,]*)(?P<rest>[^\n]*)")
+_HEADING = re.compile(r"\s*[.:)]\s+\w{3}|\s+[A-Z]\w{2}")
 _ANSWER_LINE = re.compile(r"Answer\s{0,3}:\s{0,3}([^\n]+)", re.IGNORECASE)
 _SEVERAL = re.compile(r",|\\text\s*\{\s*(?:and|or)\s*\}|\\pm| and | or ")
 
@@ -87,11 +88,12 @@ def gsm8k(response: str, label: str, strict: bool = False) -> Reward:
 
 
 def _after_hashes(text: str) -> str | None:
-    """The first `#### number` that is not a heading such as `#### 1. Cost`; the first of all if all look like that."""
-    matches = list(_HASHES.finditer(text))
-    answers = [match for match in matches if not re.search(r"\w{3}", match["rest"][:100])]
-    chosen = (answers or matches)[:1]
-    return chosen[0]["value"].rstrip(".,") if chosen else None
+    """The first `#### number` that is not a heading such as `#### 1. Cost`, else what follows `####` in the last line."""
+    for match in _HASHES.finditer(text):
+        if not _HEADING.match(match["rest"]):
+            return match["value"].rstrip(".,")
+    last_line = text.rstrip().rpartition("\n")[2]
+    return last_line.removeprefix("####").strip() if last_line.startswith("####") else None
 
 
 def _boxed_or_free(response: str, label: str) -> _Found:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socketserver
 import threading
 from pathlib import Path
@@ -118,6 +119,35 @@ def test_a_sandbox_that_cannot_be_built_is_an_error_and_not_a_failed_program(mon
     monkeypatch.setattr("rewards.sandbox.run.sys.executable", "/nowhere/python")
     with pytest.raises((ResourceError, FileNotFoundError)):
         _launch(Program("print(1)"), Limits(), namespaces=True)
+
+
+@pytest.fixture
+def _without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without rights. The system's Python, because the program's own user must be able to read it."""
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if python is None:
+        pytest.skip("no system Python")
+    monkeypatch.setattr("rewards.sandbox.run.namespaces_work", lambda: False)
+    monkeypatch.setattr("rewards.sandbox.run.sys.executable", python)
+
+
+@pytest.mark.usefixtures("_without_namespaces")
+def test_without_namespaces_it_runs_only_when_that_is_accepted() -> None:
+    with pytest.raises(ResourceError, match="best_effort"):
+        run("print(1)")
+
+    def best_effort(source: str, wall_seconds: float = 20.0) -> Outcome:
+        return run_python(Program(source), Limits(wall_seconds=wall_seconds), "best_effort")
+
+    folder = best_effort("import os; print(os.getcwd())").stdout.strip()
+    assert folder
+    assert not Path(folder).exists()
+    assert "PermissionError" in best_effort("import socket; socket.socket()").stderr
+    assert "PermissionError" in best_effort("import os; os.kill(os.getppid(), 9)").stderr
+    assert "MemoryError" in best_effort("x = bytearray(2**31)").stderr
+    before = _processes()
+    assert best_effort("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", 2.0).timed_out
+    assert _processes() <= before
 
 
 ADD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
