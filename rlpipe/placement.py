@@ -11,6 +11,7 @@ from rlpipe.config.root import Config
 from rlpipe.errors import ResourceError
 
 _RESERVE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def ray_cluster(config: Config) -> Iterator[None]:
     """Joins `ray.address`, or starts a cluster on this machine that ends with the block."""
     import ray
 
+    _check_reachable(config.ray.address)
     try:
         if config.ray.address:
             ray.init(address=config.ray.address, log_to_driver=False, namespace=config.run.name)
@@ -78,6 +80,17 @@ def cluster_gpus() -> int:
     import ray
 
     return math.floor(ray.cluster_resources().get("GPU", 0))
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself goes on trying for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ResourceError(f"ray: no cluster at {address}: {error}; check ray.address") from None
 
 
 def free_endpoint(placement: Placement) -> tuple[str, int]:

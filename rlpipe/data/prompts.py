@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.data import DatasetConfig
@@ -11,6 +12,9 @@ from rlpipe.sample import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer in folder `path`. Raises ModelError when there is none."""
     from transformers import AutoTokenizer
 
+    # Without any of these, transformers makes an empty tokenizer and says nothing.
+    if not any((Path(path) / name).exists() for name in _TOKENIZER_FILES):
+        raise ModelError(f"{path}: no tokenizer in this model folder; put one of {', '.join(_TOKENIZER_FILES)} there")
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:

@@ -1,0 +1,104 @@
+"""Bad input ends with one clear sentence and exit code 2, without a traceback, before anything is started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+_PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A small valid configuration, its data and its policy."""
+    folder = tmp_path_factory.mktemp("good")
+    rows = [{"prompt": f"{i}+1=?", "label": str(i + 1)} for i in range(8)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "run": {"name": "r", "iterations": 1, "directory": str(folder / "runs")},
+        "model": {"path": str(folder / "policy")},
+        "prepare": {"policy": {"layers": 1, "hidden_size": 32, "heads": 2, "key_value_heads": 1, "head_dim": 16}},
+        "data": {"train": [{"name": "t", "path": str(folder / "train.jsonl")}], "max_prompt_tokens": 64},
+        "rollout": {"max_response_tokens": 64, "prompts_per_iteration": 2},
+    }
+    (folder / "good.yaml").write_text(yaml.safe_dump(config))
+    assert _train(folder / "good.yaml", "--dry-run").returncode == 0
+    return folder
+
+
+def _train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlpipe", "train", str(config), *arguments]
+    return subprocess.run(command, cwd=_PROJECT, capture_output=True, text=True, timeout=120)
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def _without_tokenizer(folder: Path) -> str:
+    target = folder / "no_tokenizer"
+    target.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        (target / name).write_bytes((folder / "policy" / name).read_bytes())
+    return str(target)
+
+
+_CASES = {
+    "missing file": (lambda f: (f / "nowhere.yaml", []), "nowhere.yaml: no such file"),
+    "malformed YAML": (lambda f: (_write(f, "bad.yaml", "run: {name: a\n"), []), "not valid YAML"),
+    "unknown key": (lambda f: (f / "good.yaml", ["rollout.engins=2"]), "did you mean 'rollout.engines'?"),
+    "wrong type": (lambda f: (f / "good.yaml", ["run.iterations=many"]), "run.iterations: input should be a valid int"),
+    "data missing": (lambda f: (f / "good.yaml", [_data(f, "none.jsonl")]), "none.jsonl: no such file"),
+    "label missing": (
+        lambda f: (f / "good.yaml", [_data(f, _write(f, "l.jsonl", '{"prompt": "x"}\n').name)]),
+        "l.jsonl:1: column 'label'",
+    ),
+    "prompts too long": (
+        lambda f: (f / "good.yaml", ["data.max_prompt_tokens=3"]),
+        "longer than data.max_prompt_tokens",
+    ),
+    "budget too small": (
+        lambda f: (f / "good.yaml", ["actor.max_tokens_per_gpu=100"]),
+        "more than the pack budget actor.max_tokens_per_gpu",
+    ),
+    "no tokenizer": (
+        lambda f: (f / "good.yaml", [f"model.path={_without_tokenizer(f)}"]),
+        "no tokenizer in this model folder",
+    ),
+    "no model": (
+        lambda f: (f / "good.yaml", [f"model.path={f}", "prepare.policy=null"]),
+        "no config.json in this model",
+    ),
+    "unknown grader": (lambda f: (f / "good.yaml", ["reward.name=mathh"]), "mathh"),
+    "nothing to resume": (lambda f: (f / "good.yaml", ["--resume"]), "no complete checkpoint to resume from"),
+    "no cluster": (
+        lambda f: (f / "good.yaml", ["ray.address=127.0.0.1:1", "--overwrite"]),
+        "ray: no cluster at 127.0.0.1:1",
+    ),
+}
+
+
+def _data(folder: Path, name: str) -> str:
+    return f"data.train=[{{name: t, path: {folder / name}}}]"
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_bad_input_is_one_sentence(good, case):
+    arrange, expected = _CASES[case]
+    config, arguments = arrange(good)
+    result = _train(config, *arguments)
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(sentence) < 600
+
+
+def test_debug_shows_the_traceback(good):
+    result = _train(good / "nowhere.yaml", "--debug")
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr
