@@ -1,13 +1,17 @@
-"""Matrix products on a CPU whose rows do not depend on how many rows there are.
+"""Operations on a CPU whose rows do not depend on how many rows there are.
 
 The math library takes other kernels for one to three rows than for more, and those round differently. Products whose
-row count is a multiple of `ROW_TILE` all take the same one, so every product is padded to such a count.
+row count is a multiple of `ROW_TILE` all take the same one, so every product is padded to such a count. Elementwise
+functions work on whole vectors and on a rest, and these round differently too; rows of whole vectors have no rest.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 ROW_TILE = 16
+_VECTOR = 32
 _library: torch.library.Library | None = None  # torch keeps an override only as long as its library object lives
 
 
@@ -20,6 +24,12 @@ def matrix_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     out = left.new_empty(left.shape[0], right.shape[1])
     torch.mm(left, right, out=out)
     return out[:rows]
+
+
+def by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """`function`, elementwise, of `x` [..., columns] with few columns."""
+    columns = x.shape[-1]
+    return function(F.pad(x, (0, -columns % _VECTOR)))[..., :columns]
 
 
 def _add_matrix_product(

@@ -84,7 +84,8 @@ def _fused_gate_sigmoid_mul_add(
     final_hidden_states: torch.Tensor,
 ) -> None:
     """Adds sigmoid(hidden . gate) * shared expert to `final_hidden_states` [tokens, width], in place."""
-    gate = torch.sigmoid((hidden_states.float() * gate_weight.float().reshape(1, -1)).sum(-1, keepdim=True))
+    score = (hidden_states.float() * gate_weight.float().reshape(1, -1)).sum(-1, keepdim=True)
+    gate = batch_invariance.by_row(torch.sigmoid, score)
     final_hidden_states.add_((gate * shared_output).to(final_hidden_states.dtype))
 
 

@@ -4,7 +4,7 @@
 kernels" and uses the native path on every CPU.
 """
 
-from sgl_kernel import qwen35
+from sgl_kernel import mamba, qwen35
 
 
 def __getattr__(name):

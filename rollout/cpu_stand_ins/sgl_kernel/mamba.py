@@ -7,6 +7,7 @@ Recurrent states are [slots, HV, K, V], convolution states [slots, channels, ker
 import torch
 import torch.nn.functional as F
 
+from rollout.batch_invariance import by_row
 from sgl_kernel.registration import operator
 
 _L2_EPSILON = 1e-6
@@ -47,8 +48,8 @@ def causal_conv1d_update_cpu(x, conv_states, weight, bias, activation, conv_stat
 @operator
 def fused_gdn_gating_cpu(A_log, a, b, dt_bias):
     """Log decay g and write strength beta, both [1, T, HV] in float32."""
-    decay = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float())
-    return decay.unsqueeze(0), torch.sigmoid(b.float()).unsqueeze(0)
+    decay = -by_row(torch.exp, A_log.float()) * by_row(F.softplus, a.float() + dt_bias.float())
+    return decay.unsqueeze(0), by_row(torch.sigmoid, b.float()).unsqueeze(0)
 
 
 def chunk_gated_delta_rule_cpu(
@@ -103,8 +104,13 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
 
 
 def _convolve(window, weight, bias, activation):
-    y = F.conv1d(window, weight.unsqueeze(1), bias, groups=weight.shape[0])
-    return F.silu(y) if activation in ("silu", "swish") else y
+    """Window [N, channels, outputs + kernel - 1] to [N, channels, outputs]; tap by tap, so that N cannot matter."""
+    taps = weight.shape[1]
+    outputs = window.shape[-1] - taps + 1
+    y = sum(window[..., tap : tap + outputs] * weight[:, tap, None] for tap in range(taps))
+    if bias is not None:
+        y = y + bias[:, None]
+    return y * by_row(torch.sigmoid, y.flatten(1)).view(y.shape) if activation in ("silu", "swish") else y
 
 
 def _heads(q, k, v, l2_normalize):
@@ -123,7 +129,7 @@ def _step(state, q, k, v, g, beta):
 
     Products are elementwise sums, not matrix products, so that a sequence's result cannot depend on N.
     """
-    state = state * g.exp()[..., None, None]
+    state = state * by_row(torch.exp, g)[..., None, None]
     read = (state * k[..., None]).sum(-2)
     state = state + k[..., None] * ((v - read) * beta[..., None])[..., None, :]
     return state, (state * q[..., None]).sum(-2)
