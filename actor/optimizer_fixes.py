@@ -1,4 +1,4 @@
-"""Fixes of Megatron's HybridDeviceOptimizer (megatron-core 0.16.1). Process-global."""
+"""Fixes of Megatron's distributed and hybrid-device optimizers (megatron-core 0.16.1). Process-global."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 
 from actor import adam
 
@@ -13,6 +15,9 @@ from actor import adam
 @lru_cache(maxsize=1)
 def install_optimizer_fixes() -> None:
     """Install the fixes; further calls do nothing."""
+    DistributedOptimizer._build_model_and_main_param_groups = classmethod(
+        _with_detached_shards(DistributedOptimizer._build_model_and_main_param_groups.__func__)
+    )
     HybridDeviceOptimizer._set_sub_optimizer_grads = _with_float32_parameters(
         HybridDeviceOptimizer._set_sub_optimizer_grads
     )
@@ -21,6 +26,28 @@ def install_optimizer_fixes() -> None:
     torch.serialization.add_safe_globals(
         [adam.HostAdam, adam.DeviceAdam, adam.HostAdamBfloat16Moments, adam.DeviceAdamBfloat16Moments]
     )
+
+
+def _with_detached_shards(build: Callable[..., Any]) -> Callable[..., Any]:
+    """distrib_optimizer.py:395 makes the shards of float32 parameters as views that autograd tracks: after an update
+    in place a second optimizer cannot be built on them, which is what loading a checkpoint does."""
+
+    def build_detached(cls: Any, ranges: Any, parameter_map: Any, group_ranges: list[Any], config: Any) -> Any:
+        groups = build(cls, ranges, parameter_map, group_ranges, config)
+        for group_range, shards in zip(group_ranges, groups[3], strict=True):
+            shards[:] = [_detached(shard) for shard in shards]
+            group_range["orig_group"]["params"][: len(shards)] = shards
+        return groups
+
+    return build_detached
+
+
+def _detached(shard: torch.Tensor) -> torch.Tensor:
+    alone = shard.detach()
+    copy_tensor_model_parallel_attributes(alone, shard)
+    if hasattr(shard, "shared"):
+        alone.shared = shard.shared  # type: ignore[attr-defined]
+    return alone
 
 
 def _with_float32_parameters(set_gradients: Callable[[Any], None]) -> Callable[[Any], None]:

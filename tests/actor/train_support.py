@@ -1,5 +1,6 @@
 """What the tests of the training half share: tiny policies, packs, and processes that run many cases each."""
 
+import importlib
 import multiprocessing
 import os
 import traceback
@@ -127,6 +128,9 @@ def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[...
 
 def in_train_worker(rank: int, count: int, name: str, *arguments: Any) -> Any:
     """Call a function of `train_workers`, which only workers import: it brings in Megatron."""
-    import train_workers
+    return in_module_worker(rank, count, "train_workers", name, *arguments)
 
-    return getattr(train_workers, name)(rank, count, *arguments)
+
+def in_module_worker(rank: int, count: int, module: str, name: str, *arguments: Any) -> Any:
+    """Call a function of a module that only workers import."""
+    return getattr(importlib.import_module(module), name)(rank, count, *arguments)

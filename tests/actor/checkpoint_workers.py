@@ -1,0 +1,167 @@
+"""What the checkpoint tests run inside spawned workers; imports Megatron."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from train_workers import split, trainer, weights, whole_batch
+
+from actor.background_writer import BackgroundWrite
+from actor.checkpoint import Checkpointer
+from actor.checkpoint_folder import checkpoint_path, complete_checkpoints, partial_path
+from actor.trainer import Trainer
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.errors import CheckpointError
+
+SUPERVISED = AlgorithmConfig(loss="sft")
+SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1, decay_steps=9, weight_decay=0.1)
+
+
+def all_single_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Path) -> dict[str, Any]:
+    dense, half = paths["dense"], SCHEDULE.model_copy(update={"moments_dtype": "bfloat16"})
+    offload = SCHEDULE.model_copy(update={"cpu_offload_fraction": 0.5})
+    return {
+        "float32": save_and_continue(dense, folder / "a", steps_before=2, reference=True),
+        "bfloat16": save_and_continue(paths["moe"], folder / "b", steps_before=2, dtype="bfloat16"),
+        "bfloat16_moments": save_and_continue(dense, folder / "c", 2, dtype="bfloat16", optimizer=half),
+        "frozen": save_and_continue(dense, folder / "d", 2, frozen_parameters=["embed_tokens"], reference=True),
+        "first": save_and_continue(dense, folder / "e", steps_before=0, optimizer=offload),
+        "damaged": damaged_checkpoints(paths, folder / "f"),
+        "full_disk": failed_write(dense, folder / "g"),
+    }
+
+
+def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Path) -> dict[str, Any]:
+    sharded = {"tensor": 2, "sequence": True}
+    return {
+        "dp2_moe_ep2": save_and_continue(paths["moe"], folder / "a", 2, count, parallel={"expert": 2}),
+        "pp2_vpp2": save_and_continue(
+            paths["dense"], folder / "b", 2, count, parallel={"pipeline": 2, "virtual_pipeline": 2}, reference=True
+        ),
+        "dp2_to_tp2_sp": reshard(paths["dense"], folder / "c", {}, sharded),
+        "tp2_to_pp2": reshard(paths["dense"], folder / "d", {"tensor": 2}, {"pipeline": 2}),
+        "pp2_to_dp2": reshard(paths["dense"], folder / "e", {"pipeline": 2}, {}),
+        "moe_ep2_to_dp2": reshard(paths["moe"], folder / "f", {"expert": 2}, {}),
+        "moe_dp2_to_cp2": reshard(paths["moe"], folder / "g", {}, {"context": 2}),
+    }
+
+
+def my_packs(policy: Trainer):
+    packs = split(whole_batch(4), [[0, 5], [1, 2], [3], [4, 6, 7]])
+    return packs[policy.layout.place(dist.get_rank()).data :: policy.layout.data_parallel]
+
+
+def two_steps(policy: Trainer) -> list[Any]:
+    return [policy.train_step(my_packs(policy), SUPERVISED)[0].metrics for _ in range(2)]
+
+
+def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 1, **options: Any) -> dict[str, Any]:
+    """Some steps, a save in the background of two more; a fresh trainer loads it and makes the same two."""
+    options = {"optimizer": SCHEDULE, **options}
+    policy = trainer(path, count, **options)
+    if steps_before:
+        two_steps(policy)
+    saver = Checkpointer(policy, keep=2)
+    final = saver.save(folder, 2, {"position": [1, 2, 3]})
+    appeared_early = final.exists()
+    metrics = two_steps(policy)
+    saver.finish()
+    expected = weights(policy)
+
+    twin = trainer(path, count, **options)
+    two_steps(twin)  # the load must replace everything that this changes
+    if twin.reference:
+        twin.set_reference()
+    driver_state = Checkpointer(twin, keep=2).load(final)
+    resumed = two_steps(twin)
+    found = weights(twin)
+    return {
+        "appeared_early": appeared_early,
+        "driver_state": driver_state,
+        "same_metrics": metrics == resumed,
+        "same_weights": all(np.array_equal(expected[name], found[name]) for name in expected),
+        "same_reference": _reference_bits(twin) == _reference_bits(policy),
+        "counts": (twin.counts, policy.counts),
+        "files": sorted(file.name for file in final.iterdir()),
+    }
+
+
+def reshard(path: Path, folder: Path, saved: dict[str, Any], loaded: dict[str, Any]) -> tuple[Any, Any]:
+    """Save under one layout, load under another: metrics of two more steps under both."""
+    policy = trainer(path, 2, optimizer=SCHEDULE, parallel=saved)
+    two_steps(policy)
+    saver = Checkpointer(policy, keep=9)
+    final = saver.save(folder, 2, {})
+    saver.finish()
+    expected = two_steps(policy)
+    other = trainer(path, 2, optimizer=SCHEDULE, parallel=loaded)
+    Checkpointer(other, keep=9).load(final)
+    return expected, two_steps(other)
+
+
+def damaged_checkpoints(paths: dict[str, Path], folder: Path) -> dict[str, Any]:
+    """What loading says about each kind of damage; whether retention and unfinished saves behave."""
+    policy = trainer(paths["dense"], optimizer=SCHEDULE)
+    saver = Checkpointer(policy, keep=2)
+    kept = []
+    for iteration in (1, 2, 3):
+        saver.save(folder, iteration, {})
+        saver.finish()
+        kept.append([path.name for path in complete_checkpoints(folder)])
+    abandoned = partial_path(checkpoint_path(folder, 4))
+    abandoned.mkdir()
+    (abandoned / "__0_0.distcp").write_bytes(b"half")
+    result: dict[str, Any] = {"kept": kept, "with_abandoned": [path.name for path in complete_checkpoints(folder)]}
+    final = checkpoint_path(folder, 3)
+    result["other_model"] = _error(Checkpointer(trainer(paths["moe"]), 1), final)
+    loader = Checkpointer(trainer(paths["dense"], optimizer=SCHEDULE), 1)
+    result["missing"] = _error(loader, folder / "iteration_00000009")
+    result["unfinished"] = _error(loader, abandoned)
+    shard = next(file for file in sorted(final.glob("*.distcp")) if file.stat().st_size > 1000)
+    good = shard.read_bytes()
+    shard.write_bytes(good[: len(good) // 2])
+    result["cut"] = _error(loader, final)
+    shard.write_bytes(bytes(len(good)))
+    result["overwritten"] = _error(loader, final)
+    shard.unlink()
+    result["file_gone"] = _error(loader, final)
+    shard.write_bytes(good)
+    (final / "state.json").write_text("{")
+    result["state"] = _error(loader, final)
+    return result
+
+
+def failed_write(path: Path, folder: Path) -> dict[str, Any]:
+    """The folder of the checkpoint vanishes before the files are written."""
+    saver = Checkpointer(trainer(path), keep=1)
+    original = BackgroundWrite.__init__
+
+    def without_folder(self: BackgroundWrite, *arguments: Any) -> None:
+        shutil.rmtree(partial_path(checkpoint_path(folder, 1)))
+        original(self, *arguments)
+
+    BackgroundWrite.__init__ = without_folder
+    try:
+        saver.save(folder, 1, {})
+        saver.finish()
+        error = "saved"
+    except CheckpointError as raised:
+        error = str(raised)
+    finally:
+        BackgroundWrite.__init__ = original
+    return {"error": error, "complete": complete_checkpoints(folder)}
+
+
+def _reference_bits(policy: Trainer) -> list[bytes]:
+    return [tensor.float().numpy().tobytes() for tensor in policy.reference.weights] if policy.reference else []
+
+
+def _error(loader: Checkpointer, path: Path) -> str:
+    try:
+        loader.load(path)
+    except CheckpointError as error:
+        return str(error)
+    return "loaded"

@@ -1,0 +1,88 @@
+"""Saving and loading the whole training state with real Megatron checkpoints."""
+
+import re
+
+import pytest
+from train_support import in_module_worker, run_processes, write_policy
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policies")
+    return {name: write_policy(folder, name) for name in ("dense", "moe")}
+
+
+def worker(count, name, *arguments):
+    return run_processes(count, in_module_worker, "checkpoint_workers", name, *arguments)
+
+
+@pytest.fixture(scope="module")
+def single(paths, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return worker(1, "all_single_process_cases", paths, folder)[0]
+
+
+@pytest.fixture(scope="module")
+def double(paths, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return worker(2, "all_two_process_cases", paths, folder)
+
+
+@pytest.mark.parametrize("case", ["float32", "bfloat16", "bfloat16_moments", "frozen", "first"])
+def test_continuing_from_a_checkpoint_gives_the_same_bits(single, case):
+    _assert_exact(single[case])
+
+
+@pytest.mark.parametrize("case", ["dp2_moe_ep2", "pp2_vpp2"])
+def test_two_processes_continue_with_the_same_bits(double, case):
+    for rank in double:
+        _assert_exact(rank[case])
+
+
+def _assert_exact(found):
+    assert not found["appeared_early"]
+    assert found["driver_state"] == {"position": [1, 2, 3]}
+    assert found["same_metrics"] and found["same_weights"] and found["same_reference"]
+    assert found["counts"][0] == found["counts"][1]
+    assert "state.json" in found["files"]
+
+
+@pytest.mark.parametrize("case", ["dp2_to_tp2_sp", "tp2_to_pp2", "pp2_to_dp2", "moe_ep2_to_dp2", "moe_dp2_to_cp2"])
+def test_a_checkpoint_loads_under_another_layout(double, case):
+    expected, found = double[1][case]
+    for wanted, got in zip(expected, found, strict=True):
+        for name in ("train/loss", "train/gradient_norm", "train/learning_rate"):
+            assert got[name] == pytest.approx(wanted[name], rel=2e-4), name
+
+
+def test_newest_checkpoints_are_kept_and_unfinished_ones_ignored(single):
+    case = single["damaged"]
+    assert case["kept"] == [
+        ["iteration_00000001"],
+        ["iteration_00000001", "iteration_00000002"],
+        ["iteration_00000002", "iteration_00000003"],
+    ]
+    assert case["with_abandoned"] == case["kept"][-1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ("missing", "iteration_00000009 is not a complete checkpoint"),
+        ("unfinished", "is not a complete checkpoint: state.json is missing"),
+        ("cut", r"__0_\d.distcp has \d+ bytes instead of \d+: use another checkpoint"),
+        ("file_gone", r"__0_\d.distcp is missing: use another checkpoint"),
+        ("overwritten", "cannot be read"),
+        ("state", "state.json is damaged"),
+        ("other_model", "holds a model with architecture .*the configured one has"),
+    ],
+)
+def test_damage_is_one_sentence(single, damage, sentence):
+    message = single["damaged"][damage]
+    assert re.search(sentence, message), message
+    assert "\n" not in message
+
+
+def test_a_failed_write_leaves_no_checkpoint_and_says_so(single):
+    assert "saving" in single["full_disk"]["error"] and "free space" in single["full_disk"]["error"]
+    assert single["full_disk"]["complete"] == []
