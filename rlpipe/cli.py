@@ -54,6 +54,22 @@ def train(
         _finish(run_training(settings, resume=resume, overwrite=overwrite))
 
 
+@app.command()
+def sft(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train a policy on prompts with answers, or on conversations."""
+    with one_sentence(debug):
+        from rlpipe.supervised.train import sft as run_sft
+
+        folder = run_sft(load_config(config, overrides or []), resume=resume, overwrite=overwrite)
+        typer.echo(f"policy: {folder / 'policy'}")
+
+
 @app.command("eval")
 def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Evaluate the policy at `model.path` on the evaluation sets."""

@@ -4,20 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlpipe.algorithms import AdvantageResult, compute_advantages
-from rlpipe.algorithms.shaping import KLBySample, kl_estimate
+from rlpipe.algorithms import AdvantageResult, compute_advantages, kl_by_sample_of
 from rlpipe.batching import (
     CostModel,
     PackLimits,
     TrainingPacks,
     attach_logprobs,
+    cost_per_length,
     logprobs_by_sample,
     pack_for_logprobs,
     pack_for_training,
-    response_logprobs,
 )
 from rlpipe.batching.logprobs import LogprobsBySample
 from rlpipe.config.root import Config
@@ -46,9 +42,12 @@ class Learner:
     def old_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
         """Log-probabilities under the policy before the update.
 
-        None for a single on-policy step: there they equal the ones of the update's own forward pass.
+        None for a single on-policy step, where they equal the ones of the update's own forward pass, and where
+        `algorithm.old_policy` takes the engine's.
         """
-        return self._logprobs(samples, "policy") if self._config.algorithm.updates_per_iteration > 1 else None
+        algorithm = self._config.algorithm
+        needed = algorithm.updates_per_iteration > 1 and algorithm.old_policy != "rollout"
+        return self._logprobs(samples, "policy") if needed else None
 
     def advantages(
         self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None
@@ -57,7 +56,7 @@ class Learner:
         kl = self._config.algorithm.kl
         penalties = None
         if reference is not None and kl.placement == "reward":
-            penalties = _kl_by_sample(samples, reference, old, kl.estimator)
+            penalties = kl_by_sample_of(samples, old, reference, kl.estimator)
         return compute_advantages(
             samples,
             self._config.algorithm,
@@ -94,25 +93,4 @@ class Learner:
 
 def flops_cost(model_path: str) -> CostModel:
     """Forward FLOPs of each sequence of an int64 [n] array of lengths, as float64 [n]."""
-    cost = sequence_cost(load_model_shape(model_path), include_mtp=False)
-
-    def of_lengths(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.array([cost(int(length)) for length in lengths], dtype=np.float64)
-
-    return of_lengths
-
-
-def _kl_by_sample(
-    samples: Sequence[Sample], reference: LogprobsBySample, old: LogprobsBySample | None, estimator: str
-) -> KLBySample:
-    """KL of each response token. Without an old-policy pass the engines' own log-probabilities stand for the policy."""
-    return {
-        sample.sample_id: kl_estimate(
-            np.array(sample.rollout_logprobs, np.float32)
-            if old is None
-            else response_logprobs(sample, old[sample.sample_id]),
-            response_logprobs(sample, reference[sample.sample_id]),
-            estimator,
-        )
-        for sample in samples
-    }
+    return cost_per_length(sequence_cost(load_model_shape(model_path), include_mtp=False))

@@ -64,8 +64,15 @@ def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
             half = replace(shared, gpus_per_bundle=0.5)
             yield half, half
         return
-    with _reserved("actor", config.actor.processes, 1, config) as actor, engine_placement(config) as engines:
+    with actor_placement(config) as actor, engine_placement(config) as engines:
         yield actor, engines
+
+
+@contextmanager
+def actor_placement(config: Config) -> Iterator[Placement]:
+    """Bundles of the actor's processes alone; given back at the end. Raises ResourceError when they do not fit."""
+    with _reserved("actor", config.actor.processes, 1, config) as placement:
+        yield placement
 
 
 @contextmanager

@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from actor.checkpoint_folder import latest_checkpoint
 from actor.group import ActorGroup
 from rewards.pool import GradingPool
+from rlpipe.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
 from rlpipe.config.root import Config
 from rlpipe.console import Console
 from rlpipe.data import PromptSet, PromptStream
 from rlpipe.data.stream import StreamState
-from rlpipe.errors import CheckpointError
 from rlpipe.evaluation import Evaluation
 from rlpipe.inputs import Inputs, load_inputs
 from rlpipe.iteration import IterationLog, IterationRecord
@@ -23,20 +22,11 @@ from rlpipe.rollouts import Rollouts, ask_groups
 from rlpipe.run_directory import RunDirectory, drop_rows_from, open_run_directory
 from rlpipe.sample import Prompt, Sample
 from rlpipe.summaries import write_samples
+from rlpipe.supervised.warm_start import warm_start
 from rlpipe.tracking import open_trackers
-from rlpipe.warm_start import warm_start
 from rlpipe.weight_sync import WeightSync
 from rollout.pool import RolloutPool
 from rollout.requests import SamplingParameters
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What a checkpoint keeps beside the actor's own state. `iteration` is the last one finished."""
-
-    iteration: int = 0
-    epoch: int = 0
-    position: int = 0
 
 
 @dataclass
@@ -47,7 +37,7 @@ class Session:
     directory: RunDirectory
     console: Console
     log: IterationLog
-    prompts: PromptStream
+    prompts: PromptStream[Prompt]
     prompt_set: PromptSet
     pool: RolloutPool
     actor: ActorGroup
@@ -74,11 +64,9 @@ class Session:
 
     def checkpoint(self, iteration: int) -> None:
         """Save where it is due after `iteration`."""
-        settings = self.config.checkpoint
-        last = iteration == self.config.run.iterations
-        if settings.interval_iterations and (last or iteration % settings.interval_iterations == 0):
+        if checkpoint_is_due(self.config, iteration):
             state = RunState(iteration, self.prompts.state.epoch, self.prompts.state.position)
-            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state), wait=last)
+            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
 
     def keep_samples(self, iteration: int, samples: list[Sample]) -> None:
         """Write a few graded samples for the report."""
@@ -110,7 +98,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     for made in inputs.made:
         console.say(f"made {made}")
     directory = open_run_directory(config, resume, overwrite)
-    checkpoint = _checkpoint_to_resume(directory, resume)
+    checkpoint = checkpoint_to_resume(directory, resume)
     config = _with_saved_reference(config, directory)
     with ExitStack() as stack:
         grading = stack.enter_context(
@@ -149,18 +137,6 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             sampling=SamplingParameters.training(config.rollout),
             start=state,
         )
-
-
-def _checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
-    if not resume:
-        return None
-    checkpoint = latest_checkpoint(directory.checkpoints)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{directory.checkpoints}: no complete checkpoint to resume from; start again with --overwrite, and set "
-            "checkpoint.interval_iterations to save some"
-        )
-    return checkpoint
 
 
 def _with_saved_reference(config: Config, directory: RunDirectory) -> Config:

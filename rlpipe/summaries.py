@@ -5,6 +5,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from rlpipe.batching import TrainingPacks
+from rlpipe.config.root import Config
+from rlpipe.flops import load_model_shape, model_flops, tflops_per_gpu
 from rlpipe.iteration import IterationRecord
 from rlpipe.run_directory import append_json_line
 from rlpipe.sample import Sample, Status
@@ -38,23 +41,37 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
     return metrics
 
 
-def throughput_metrics(
+def generation_metrics(
     record: IterationRecord, samples: Sequence[Sample], usage: Sequence[EngineUsage]
 ) -> dict[str, float]:
-    """Tokens per second of generation and training. Call when the phases `rollout` and `train` are over."""
+    """Tokens per second of generation, in all and of each engine. Call when the phase `rollout` is over."""
     generated = sum(sample.response_tokens for sample in samples)
-    trained = sum(sample.total_tokens for sample in samples)
-    training = record.seconds("ref_logprob", "old_logprob", "forward_backward", "optimizer", "train_other")
-    metrics = {
-        "perf/rollout_tokens_per_second": generated / record.seconds("rollout"),
-        "perf/trained_tokens": float(trained),
-        "perf/trained_tokens_per_second": trained / training,
-    }
+    metrics = {"perf/rollout_tokens_per_second": generated / record.seconds("rollout")}
     for engine in usage:
         if engine.busy_seconds > 0:
-            metrics[f"perf/rollout_engine_{engine.engine}_tokens_per_second"] = (
-                engine.response_tokens / engine.busy_seconds
-            )
+            name = f"perf/rollout_engine_{engine.engine}_tokens_per_second"
+            metrics[name] = engine.response_tokens / engine.busy_seconds
+    return metrics
+
+
+def training_metrics(record: IterationRecord, config: Config, packs: TrainingPacks) -> dict[str, float]:
+    """Tokens and FLOPs per second of training, from real lengths. Call when the phase `train` is over.
+
+    TFLOPS are model FLOPs (causal half of attention, no recomputation) over the phase and the actor's processes.
+    """
+    lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
+    flops = model_flops(load_model_shape(config.model.path), lengths, include_mtp=config.actor.train_mtp)
+    update = record.seconds("forward_backward", "optimizer", "train_other")
+    passes = record.seconds("ref_logprob", "old_logprob")
+    processes = config.actor.processes
+    metrics = {
+        "perf/trained_tokens": float(sum(lengths)),
+        "perf/trained_tokens_per_second": sum(lengths) / (update + passes),
+        "perf/actor_train_tflops_per_gpu": tflops_per_gpu(flops.train, update, processes),
+    }
+    if config.algorithm.kl.coefficient > 0 and record.seconds("ref_logprob"):
+        rate = tflops_per_gpu(flops.logprob, record.seconds("ref_logprob"), processes)
+        metrics["perf/ref_logprob_tflops_per_gpu"] = rate
     return metrics
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlpipe.config.root import Config
 from rlpipe.session import open_session
-from rlpipe.summaries import rollout_metrics, throughput_metrics, training_seconds
+from rlpipe.summaries import generation_metrics, rollout_metrics, training_metrics, training_seconds
 
 
 def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
@@ -39,7 +39,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(result.counts.metrics)
                     step.add(packs.report.metrics)
                     step.add(report.metrics)
-                    step.add(throughput_metrics(step, samples, run.pool.take_usage()))
+                    step.add(generation_metrics(step, samples, run.pool.take_usage()))
+                    step.add(training_metrics(step, config, packs))
                     step.add(run.data_metrics())
                     run.keep_samples(iteration, samples)
                 with step.phase("weight_sync"):

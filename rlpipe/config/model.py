@@ -1,4 +1,4 @@
-"""The policy, and what a run may make before it starts: a tiny policy, a generated task, a warm start."""
+"""The policy, and what a run may make before it starts: a tiny policy, a generated task."""
 
 from typing import Literal
 
@@ -78,25 +78,3 @@ class PrepareConfig(Section):
 
     directory: str | None = None
     """Where generated data goes."""
-
-
-class WarmStartConfig(Section):
-    """A short supervised phase before GRPO, on labels of the training data, by the same actor."""
-
-    steps: int = Field(ge=1)
-    """Optimizer steps at most."""
-
-    stop_at_loss: float = Field(0.0, ge=0)
-    """Stop when the loss of a step, in nats per answer token, is at most this."""
-
-    sequences_per_step: int = Field(128, ge=1)
-    """Problems per optimizer step."""
-
-    learning_rate: float = Field(3e-3, gt=0)
-    """Peak learning rate of this phase."""
-
-    warmup_steps: int = Field(10, ge=0)
-    """Steps of linear warm-up."""
-
-    response_template: str = "{label}"
-    """Python format string that makes the supervised response from the columns of a row."""

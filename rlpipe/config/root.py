@@ -8,7 +8,7 @@ from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from rlpipe.config.base import Section
 from rlpipe.config.data import DataConfig, EvalConfig
-from rlpipe.config.model import ModelConfig, PrepareConfig, WarmStartConfig
+from rlpipe.config.model import ModelConfig, PrepareConfig
 from rlpipe.config.reward import RewardConfig
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.config.run import (
@@ -19,6 +19,7 @@ from rlpipe.config.run import (
     TrackersConfig,
     WeightSyncConfig,
 )
+from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
 
 
 class Config(Section):
@@ -31,6 +32,7 @@ class Config(Section):
     model: ModelConfig
     prepare: PrepareConfig = PrepareConfig()
     warm_start: WarmStartConfig | None = None
+    sft: SupervisedConfig | None = None
     data: DataConfig
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -90,7 +90,7 @@ def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBas
         if not isinstance(prompt, str):
             raise DataError(f"{row.place}: the prompt is a list of messages; set apply_chat_template to true")
         return prompt
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, row.place)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else message_list(prompt, row.place)
     if tokenizer.chat_template is None:
         raise ModelError(
             f"{row.place}: the tokenizer {tokenizer.name_or_path} has no chat template; set "
@@ -99,7 +99,8 @@ def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBas
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def _messages(prompt: Any, place: str) -> list[dict[str, str]]:
+def message_list(prompt: Any, place: str) -> list[dict[str, str]]:
+    """`prompt` itself if it is a list of chat messages; DataError naming `place` otherwise."""
     well_formed = isinstance(prompt, list) and all(
         isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt
     )

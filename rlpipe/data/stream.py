@@ -3,8 +3,9 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from rlpipe.sample import Prompt
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -15,19 +16,22 @@ class StreamState:
     position: int = 0
 
 
-class PromptStream:
-    """Endless prompts. The order of an epoch depends on the seed and the epoch alone, so a state is two integers."""
+class PromptStream(Generic[Item]):
+    """Endless prompts, or other items.
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool, state: StreamState = StreamState()) -> None:
+    The order of an epoch depends on the seed and the epoch alone, so a state is two integers.
+    """
+
+    def __init__(self, prompts: Sequence[Item], seed: int, shuffle: bool, state: StreamState = StreamState()) -> None:
         self._prompts = prompts
         self._seed = seed
         self._shuffle = shuffle
         self.state = state
         self._order = self._order_of(state.epoch)
 
-    def take(self, count: int) -> list[Prompt]:
+    def take(self, count: int) -> list[Item]:
         """The next `count` prompts; an epoch ends only when all its prompts are taken."""
-        taken: list[Prompt] = []
+        taken: list[Item] = []
         while len(taken) < count:
             rest = self._order[self.state.position : self.state.position + count - len(taken)]
             taken.extend(self._prompts[index] for index in rest)

@@ -85,6 +85,12 @@ _DECLARED = [
         "tokens/second",
         "prompt and response tokens over the training phases",
     ),
+    Metric(
+        "perf/actor_train_tflops_per_gpu",
+        "TFLOP/second",
+        "training FLOPs of the model (causal half, no recomputation) over the training call and the actor's processes",
+    ),
+    Metric("perf/ref_logprob_tflops_per_gpu", "TFLOP/second", "forward FLOPs over the reference pass, likewise"),
     Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
     Metric("perf/jit_seconds", "seconds", "compiling, tuning and communicator set-up on the slowest training rank"),
     Metric("perf/jit_compiles", "count", "kernels and functions compiled, all training ranks"),

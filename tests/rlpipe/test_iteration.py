@@ -59,12 +59,10 @@ def test_every_phase_has_a_declared_metric_and_unknown_names_are_refused():
         check_names(["train/loss", "train/los "])
 
 
-def test_metric_units_are_in_their_names():
+def test_physical_units_are_in_the_names():
     for name, metric in METRICS.items():
-        if metric.unit in ("seconds", "bytes", "share", "count"):
-            assert metric.unit in name.replace("accuracy", "share").replace("pass_at", "share").replace(
-                "epoch", "count"
-            ).replace("prompts_too_long", "count").replace("rows_skipped", "count"), name
+        if metric.unit in ("seconds", "bytes"):
+            assert name.endswith(metric.unit), name
 
 
 def test_trackers_close_with_the_outcome():

@@ -6,19 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlpipe.batching import PackLimits, pack_sequences, supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.config.model import WarmStartConfig
+from rlpipe.config.supervised import WarmStartConfig
 from rlpipe.console import Console
-from rlpipe.data.prompts import fill_from_row
 from rlpipe.inputs import Inputs
-from rlpipe.sample import Prompt
+from rlpipe.learner import flops_cost
+from rlpipe.supervised.examples import answer_sequence
+from rlpipe.supervised.packing import supervised_packs
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from actor.group import ActorGroup
 
 
@@ -35,12 +33,11 @@ def warm_start(inputs: Inputs, settings: WarmStartConfig, actor: "ActorGroup", c
     config = inputs.config
     actor.reset_optimizer(_optimizer(settings), settings.steps)
     batches = _batches(inputs, settings)
+    cost = flops_cost(config.model.path)
     loss = math.inf
     step = 0
     while step < settings.steps and loss > settings.stop_at_loss:
-        packs = pack_sequences(
-            next(batches), PackLimits.training(config.actor), data_parallel=actor.layout.data_parallel
-        )
+        packs = supervised_packs(next(batches), config.actor, data_parallel=actor.layout.data_parallel, cost=cost)
         loss = actor.train(packs.ranks, AlgorithmConfig(loss="sft")).metrics["train/loss"]
         step += 1
         console.progress(step, settings.steps)
@@ -54,13 +51,8 @@ def _batches(inputs: Inputs, settings: WarmStartConfig) -> Iterator[list[Trainin
     generator = random.Random(f"warm start {inputs.config.seed}")
     while True:
         chosen = generator.sample(prompts, min(settings.sequences_per_step, len(prompts)))
-        yield [_sequence(prompt, settings, inputs.tokenizer) for prompt in chosen]
+        yield [answer_sequence(prompt, settings.response_template, inputs.tokenizer) for prompt in chosen]
 
 
 def _optimizer(settings: WarmStartConfig) -> OptimizerConfig:
     return OptimizerConfig(learning_rate=settings.learning_rate, warmup_steps=settings.warmup_steps)
-
-
-def _sequence(prompt: Prompt, settings: WarmStartConfig, tokenizer: "PreTrainedTokenizerBase") -> TrainingSequence:
-    answer = tokenizer(fill_from_row(settings.response_template, prompt), add_special_tokens=False)["input_ids"]
-    return supervised_sequence(prompt.prompt_id, prompt.token_ids, [*answer, tokenizer.eos_token_id])

@@ -1,0 +1,37 @@
+"""When to save, what the driver adds to a checkpoint, and where to resume."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from actor.checkpoint_folder import latest_checkpoint
+from rlpipe.config.root import Config
+from rlpipe.errors import CheckpointError
+from rlpipe.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint keeps beside the actor's own state. `iteration` is the last one finished."""
+
+    iteration: int = 0
+    epoch: int = 0
+    position: int = 0
+
+
+def checkpoint_is_due(config: Config, iteration: int) -> bool:
+    """Every `checkpoint.interval_iterations`, and after the last iteration."""
+    interval = config.checkpoint.interval_iterations
+    return interval > 0 and (iteration == config.run.iterations or iteration % interval == 0)
+
+
+def checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
+    """The newest complete checkpoint, or None without `resume`. Raises CheckpointError when there is none."""
+    if not resume:
+        return None
+    checkpoint = latest_checkpoint(directory.checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{directory.checkpoints}: no complete checkpoint to resume from; start again with --overwrite, and set "
+            "checkpoint.interval_iterations to save some"
+        )
+    return checkpoint

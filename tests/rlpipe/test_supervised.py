@@ -1,0 +1,92 @@
+"""Supervised sequences: prompt masking, conversations, wrapped packing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rlpipe.batching import PackLimits, supervised_sequence
+from rlpipe.config.actor import ActorConfig
+from rlpipe.config.load import validate
+from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.errors import DataError
+from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.supervised.examples import conversation_sequence, load_examples
+from rlpipe.supervised.packing import supervised_packs, wrap
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def _trained_text(sequence, tokenizer):
+    """What the trained predictions predict."""
+    return tokenizer.decode(sequence.token_ids[1:][sequence.loss_mask[:-1] > 0])
+
+
+def _config(folder, rows, **dataset):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree = {
+        "run": {"name": "r", "iterations": 1},
+        "model": {"path": "none"},
+        "data": {"train": [{"name": "d", "path": str(path), **dataset}], "max_prompt_tokens": 200},
+        "rollout": {"max_response_tokens": 8},
+    }
+    return validate(tree, "test")
+
+
+def test_only_the_answer_is_trained(tmp_path, tokenizer):
+    rows = [{"prompt": "1+1=?", "label": "2", "why": "one and one"}]
+    settings = SupervisedConfig(response_template="{why}: {label}")
+    (sequence,) = load_examples(_config(tmp_path, rows), settings, tokenizer).sequences
+    assert _trained_text(sequence, tokenizer) == "one and one: 2<|im_end|>"
+
+
+def test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else(tmp_path, tokenizer):
+    turns = [("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    rows = [{"talk": [{"role": role, "content": text} for role, text in turns]}]
+    config = _config(tmp_path, rows, prompt_column="talk")
+    (sequence,) = load_examples(config, SupervisedConfig(conversations=True), tokenizer).sequences
+    assert _trained_text(sequence, tokenizer) == "b<|im_end|>\nd<|im_end|>\n"
+    whole = tokenizer.apply_chat_template(rows[0]["talk"], tokenize=False)
+    assert tokenizer.decode(sequence.token_ids) == whole
+
+
+def test_a_conversation_without_assistant_is_refused(tokenizer):
+    with pytest.raises(DataError, match="no assistant turn"):
+        conversation_sequence("x", [{"role": "user", "content": "a"}], tokenizer)
+
+
+def test_long_sequences_are_left_out_and_counted(tmp_path, tokenizer):
+    rows = [{"prompt": "a", "label": "b"}, {"prompt": "a", "label": "b" * 100}]
+    examples = load_examples(_config(tmp_path, rows), SupervisedConfig(max_sequence_tokens=80), tokenizer)
+    assert (len(examples.sequences), examples.too_long) == (1, 1)
+
+
+def test_wrapped_pieces_fill_packs_and_lose_one_target_a_cut():
+    sequences = [supervised_sequence(f"s{i}", [1, 2], [3] * n) for i, n in enumerate((5, 9, 3, 11))]
+    pieces = list(wrap(sequences, 8))
+    assert [int(token) for piece in pieces for token in piece.token_ids] == [
+        int(token) for sequence in sequences for token in sequence.token_ids
+    ]
+    edges = np.cumsum([piece.tokens for piece in pieces])
+    assert set(range(8, int(edges[-1]), 8)) <= set(edges.tolist())
+    whole = np.concatenate([sequence.loss_mask for sequence in sequences])
+    pieced = np.concatenate([piece.loss_mask for piece in pieces])
+    cuts = edges - 1
+    assert (np.delete(pieced, cuts) == np.delete(whole, cuts)).all()
+    assert (pieced[cuts] == 0).all()
+
+
+def test_the_loss_weights_of_a_supervised_step_sum_to_one():
+    sequences = [supervised_sequence(f"s{i}", [1, 2], [3] * n) for i, n in enumerate((5, 9, 3, 11))]
+    actor = ActorConfig(max_tokens_per_gpu=16)
+    assert PackLimits.training(actor).capacity_tokens == 16
+    for wrapped in (False, True):
+        packs = supervised_packs(
+            sequences, actor, data_parallel=2, cost=lambda lengths: lengths.astype(float), wrapped=wrapped
+        )
+        weights = [float(pack.loss_weights.sum()) for rank in packs.ranks for step in rank for pack in step]
+        assert sum(weights) == pytest.approx(1.0)
