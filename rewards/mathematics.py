@@ -8,6 +8,7 @@ from rewards.answers.extract import (
     after_phrase,
     after_thinking,
     boxes,
+    first_number,
     first_sentence,
     label_answers,
     last_math,
@@ -67,7 +68,7 @@ def dapo(response: str, label: str, window_characters: int = 300) -> Reward:
     """
     lines = _ANSWER_LINE.findall(response[-window_characters:])
     boxed = boxes(lines[-1]).answers if lines else ()
-    candidates = [boxed[-1] if boxed else lines[-1].strip()] if lines else []
+    candidates = [boxed[-1] if boxed else lines[-1].strip("* ")] if lines else []
     verdict = _reward(_Found(candidates, "Answer: line", bool(lines)), label)
     return Reward(1.0 if verdict.correct else -1.0, verdict.correct, verdict.reason, verdict.components)
 
@@ -88,7 +89,7 @@ def gsm8k(response: str, label: str, strict: bool = False) -> Reward:
 
 
 def _after_hashes(text: str) -> str | None:
-    """The first `#### number` that is not a heading such as `#### 1. Cost`, else what follows `####` in the last line."""
+    """The first `#### number` that is not a heading such as `#### 1. Cost`, else what a last line `#### ...` holds."""
     for match in _HASHES.finditer(text):
         if not _HEADING.match(match["rest"]):
             return match["value"].rstrip(".,")
@@ -132,7 +133,7 @@ def _said(phrase: str, numeric: bool) -> str | None:
         return formula.rpartition("=")[2] if numeric else formula
     sentence = first_sentence(phrase).strip()
     if numeric:
-        return last_number(sentence.rpartition("=")[2]) or last_number(sentence)
+        return first_number(sentence.rpartition("=")[2]) or first_number(sentence)
     return sentence or None
 
 

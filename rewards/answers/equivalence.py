@@ -7,12 +7,13 @@ MATH), units are ignored unless both answers have different known ones, and a nu
 """
 
 import logging
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Eq, FiniteSet, MatrixBase, Union
+from sympy import Basic, Eq, Expr, FiniteSet, MatrixBase, UnevaluatedExpr, Union
 from sympy.core.relational import Relational
 
 from rewards.answers.plain import (
@@ -30,8 +31,10 @@ from rewards.answers.plain import (
 LONGEST_ANSWER_CHARACTERS = 1000
 DEEPEST_NESTING = 50
 _ENOUGH_PLACES = 6
+_TOLERANCE = 1e-6
 # Nothing but LaTeX: with plain expressions as well, any number inside an answer that does not parse would be taken.
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0),)
+_VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _ASSIGNMENT = re.compile(
     r"(?P<name>\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in|\\approx)\s*(?P<value>[^=]+)"
 )
@@ -48,13 +51,18 @@ def equivalent(answer: str, label: str) -> bool:
     answer, label = tidy(answer), tidy(label)
     if not answer or not label:
         return False
-    if without_text(answer) == without_text(label):
+    if _same_text(without_text(answer), without_text(label)):
         return True
     if r"\approx" in answer:
         return any(equivalent(part, label) for part in answer.split(r"\approx"))
     answer, label = _drop_names(answer, label)
     decided = _decided_by_form(answer, label)
     return _decided_by_math_verify(answer, label) if decided is None else decided
+
+
+def _same_text(answer: str, label: str) -> bool:
+    """Equal, in any case where letters are words (7 PM) and not variables (A, a)."""
+    return answer == label or (answer.casefold() == label.casefold() and not _VARIABLE.search(label))
 
 
 def _drop_names(answer: str, label: str) -> tuple[str, str]:
@@ -110,10 +118,25 @@ def _rounds_to(exact: Number, decimal: Number) -> bool:
 def _decided_by_math_verify(answer: str, label: str) -> bool:
     if _too_deep(answer):
         return False
-    expected = _parsed(label)
-    if not expected:
+    expected, given = _parsed(label), _parsed(answer)
+    if not expected or not given or _clearly_different(given[0], expected[0]):
         return False
-    return verify(expected, _parsed(answer), allow_set_relation_comp=True, timeout_seconds=None)
+    return verify(expected, given, allow_set_relation_comp=True, timeout_seconds=None)
+
+
+def _clearly_different(left: Basic | MatrixBase | str, right: Basic | MatrixBase | str) -> bool:
+    """Whether two expressions in the same variables differ at one point: spares most wrong answers the simplifier."""
+    if not (isinstance(left, Expr) and isinstance(right, Expr)) or left.free_symbols != right.free_symbols:
+        return False
+    if left.has(UnevaluatedExpr) or right.has(UnevaluatedExpr):  # a percentage, which may equal two numbers
+        return False
+    point = {name: 0.37 + 0.61 * index for index, name in enumerate(sorted(left.free_symbols, key=str))}
+    try:
+        first, second = complex(left.evalf(subs=point)), complex(right.evalf(subs=point))
+    except (TypeError, ValueError, ArithmeticError):
+        return False
+    # Not so where either is nan or infinite: such a comparison is false.
+    return abs(first - second) > _TOLERANCE * max(1.0, abs(first), abs(second)) and math.isfinite(abs(first - second))
 
 
 def _too_deep(text: str) -> bool:

@@ -117,6 +117,12 @@ def last_number(text: str) -> str | None:
     return last
 
 
+def first_number(text: str) -> str | None:
+    """The first number, as `last_number`."""
+    match = _NUMBER.search(text)
+    return match.group() if match else None
+
+
 def first_sentence(text: str) -> str:
     """`text` up to the first full stop that ends a sentence."""
     return _SENTENCE_END.split(text, maxsplit=1)[0]

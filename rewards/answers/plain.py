@@ -45,7 +45,8 @@ _SIGNED = r"[-+]?\s*" + _DECIMAL
 _FRACTION = rf"\\frac\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))"
 _POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _TEXT = r"\\text\s*\{[^{}]*\}"
-_UNIT = rf"(?:{_TEXT}|[a-zA-Z][a-zA-Z./ ]*){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
+_OVER = rf"\{{(?:{_TEXT}|[a-z]{{1,3}})\}}"
+_UNIT = rf"(?:{_TEXT}|\\frac\s*{_OVER}\s*{_OVER}|[a-zA-Z][a-zA-Z./ ]*){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
 _NUMBER = re.compile(
     r"(?P<sign>[-+])?\s*(?P<currency>\\?[$\u00a3\u20ac\u00a5])?\s*(?P<inner_sign>[-+])?\s*(?:"
     rf"(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*(?P<exponent>[-+]?\d+)\s*\}}|(?P<exponent1>\d))"
@@ -180,7 +181,9 @@ def _is_unit(unit: str | None) -> bool:
     words = re.findall("[a-zA-Z]+", unit)
     if any(word.lower() in _NOT_UNITS for word in words):
         return False
-    return all(word.lower() in _UNIT_NAMES or len(word) >= _SHORTEST_WORD_UNIT for word in words[:1])
+    if unit.startswith("\\frac"):
+        return all(word in _UNIT_NAMES for word in words[1:] if word != "text")
+    return words[0].lower() in _UNIT_NAMES or len(words[0]) >= _SHORTEST_WORD_UNIT
 
 
 def _unit_name(unit: str | None) -> str | None:
@@ -193,7 +196,7 @@ def _unit_name(unit: str | None) -> str | None:
     dimension = int(power[1]) if power else 2 if {"square", "sq"} & set(words) else 3 if "cubic" in words else 1
     names = [_UNIT_NAMES.get(word) or _UNIT_NAMES.get(word.removesuffix("s")) for word in words]
     known = [name for name in names if name]
-    if not known or "per" in words or "/" in plain:
+    if not known or "per" in words or "/" in plain or "frac" in words:
         return None
     return known[0] if dimension == 1 else f"{known[0]}^{dimension}"
 

@@ -57,7 +57,8 @@ SAME = [
     (r"2\sqrt{5} \text{ units}", r"2\sqrt{5}"),
     (r"5\ \mathrm{cm^2}", "5"),
     (r"\text{about } 5", "5"),
-    (r"4:30 \text{ p.m.}", r"4:30 \text{ pm}"),
+    (r"4:30 \text{ p.m.}", r"4:30 \text{ PM}"),
+    (r"7 \frac{\text{km}}{\text{h}}", "7"),
     # degrees
     (r"90^\circ", "90"),
     (r"90^{\circ}", r"90^\circ"),

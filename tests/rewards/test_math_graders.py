@@ -33,6 +33,8 @@ CORRECT = [
     ("The answer is: 1,234.", "1234"),
     ("Therefore, the answer is 5 + 3 = 8.", "8"),
     ("**Answer:** 18", "18"),
+    ("The answer is 9*5=45 apples, and 3 pears are left.", "45"),
+    ("The answer is 45 for 3 of them.", "45"),
     ("**Answer**: $18$", "18"),
     ("### Final Answer\n\n18", "18"),
     ("# Answer\n\n\\frac{1}{2}", r"\frac{1}{2}"),
