@@ -5,7 +5,6 @@ import dataclasses
 import faulthandler
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -66,8 +65,7 @@ class Engine:
         _use_own_temporary_folder(setup.instance)
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
-        # A failing child sends SIGQUIT to its parent, which by default would end this process without a word.
-        faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True)
+        _ignore_quit_signal()
         litter.avoid_named_semaphores()
         from rollout.sglang_engine import server_argument_names, start_sglang
 
@@ -311,6 +309,14 @@ def _redirect_output(path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def _ignore_quit_signal() -> None:
+    """A failing child sends SIGQUIT to its parent, which by default would end this process without a word.
+
+    Python sets signal handlers in the main thread only; faulthandler sets one from any thread. Its dump is not wanted.
+    """
+    faulthandler.register(signal.SIGQUIT, file=os.open(os.devnull, os.O_WRONLY), all_threads=False)
 
 
 def _use_own_temporary_folder(instance: str) -> None:

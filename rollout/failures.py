@@ -8,27 +8,28 @@ from rollout.arguments import EngineSetup
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 20
+_SEARCHED_LINES = 200
 _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|memory pool size is too small", re.I)
 _PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|not available)", re.I)
 _EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)$")
 
 
-def log_tail(path: str) -> str:
+def log_tail(path: str, lines: int = _TAIL_LINES) -> str:
     """The last lines of an engine's log, or a remark that there are none."""
     try:
         with Path(path).open("rb") as log:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+            text = log.read().decode(errors="replace")
     except OSError:
         return "(no log)"
-    kept = [line for line in lines if line.strip()][-_TAIL_LINES:]
+    kept = [line for line in text.splitlines() if line.strip()][-lines:]
     return "\n".join(kept) or "(the log is empty)"
 
 
 def start_failure(setup: EngineSetup, error: BaseException) -> RlpipeError:
     """The error of an engine that did not start, from SGLang's exception and its log."""
-    text = f"{log_tail(setup.log_path)}\n{error}"
+    text = f"{log_tail(setup.log_path, lines=_SEARCHED_LINES)}\n{error}"
     who = f"engine {setup.index}"
     if _PORT_TAKEN.search(text):
         return ResourceError(

@@ -1,6 +1,7 @@
 """Small models with random weights, in Hugging Face layout, and what transformers computes with them."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -62,11 +63,16 @@ def save_hybrid(folder: Path, seed: int) -> str:
 
 def reference_logprobs(folder: str, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float = 1.0):
     """Natural log of softmax(logits / temperature) of each response token, by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = _loaded(folder)
     with torch.no_grad():
         logits = model(torch.tensor([prompt + response])).logits[0] / temperature
     rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     return rows.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
+
+
+@cache
+def _loaded(folder: str):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def state(folder: str) -> dict[str, torch.Tensor]:
