@@ -12,6 +12,7 @@ A grader is a plain function `(response: str, label: str, **options) -> Reward`.
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -52,7 +53,7 @@ def grade(name: str, response: str, label: str, **options: object) -> Reward:
     """Reward of `response` against `label` by the grader `name` (registered, or `package.module:function`).
 
     Pure, and without a time limit: what comes from a model is graded in a `rewards.pool.GradingPool`.
-    Raises ConfigError for an unknown grader; an error inside the grader is raised as it is.
+    Raises ConfigError for an unknown grader, ValueError for a score that is not finite, and what the grader raises.
     """
     return call(name, response, label, options, facts={})
 
@@ -63,9 +64,17 @@ def call(name: str, response: str, label: str, options: Mapping[str, object], fa
     known = {**facts, "facts": facts}
     wanted = {fact: known[fact] for fact in _wanted_facts(grader) if fact in known}
     reward = grader(response, label, **{**wanted, **options})
-    if isinstance(reward, Reward):
-        return reward
-    return Reward(score=float(reward), correct=None, reason=f"score of {name}")
+    if not isinstance(reward, Reward):
+        reward = Reward(float(reward), None, f"score of {name}")
+    if not math.isfinite(reward.score):
+        raise ValueError(f"grader {name!r} gave the score {reward.score}; a score must be finite")
+    # Plain types, whatever a grader of someone else's put in: rewards travel between processes and into JSON.
+    return Reward(
+        score=float(reward.score),
+        correct=None if reward.correct is None else bool(reward.correct),
+        reason=str(reward.reason),
+        components={str(component): float(value) for component, value in reward.components.items()},
+    )
 
 
 def facts_of(sample: Sample) -> dict[str, object]:

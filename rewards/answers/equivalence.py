@@ -34,10 +34,9 @@ _ENOUGH_PLACES = 6
 _TOLERANCE = 1e-6
 # Nothing but LaTeX: with plain expressions as well, any number inside an answer that does not parse would be taken.
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0),)
+_OPERATION = re.compile(r"[-+*/^]")
 _VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
-_ASSIGNMENT = re.compile(
-    r"(?P<name>\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in|\\approx)\s*(?P<value>[^=]+)"
-)
+_ASSIGNMENT = re.compile(r"(?P<name>\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\(\w\))?)\s*(?:=|\\in|\\approx)\s*(?P<value>[^=]+)")
 
 # math-verify warns once per process that its own time limit (SIGALRM, main thread only) is off. The time limit here is
 # the pool's.
@@ -84,6 +83,8 @@ def _decided_by_form(answer: str, label: str) -> bool | None:
         left = number(among_words)
     if left is not None and right is not None:
         return numbers_equal(left, right)
+    if "=" not in answer and _OPERATION.search(label.partition("=")[0]) and "=" in label:
+        return False  # `5` is no answer where `x + y = 5` is wanted, though math-verify takes the right-hand side
     letter = choice_letter(label) if len(label) < 12 and words(label) is None else None
     if letter is not None and choice_letter(answer) is not None:
         return choice_letter(answer) == letter

@@ -90,6 +90,7 @@ SAME = [
     (r"\frac{22}{7} \approx 3.14", r"\frac{22}{7}"),
     (r"x < -2 \text{ or } x > 2", r"(-\infty,-2)\cup(2,\infty)"),
     ("= 5", "5"),
+    (r"\frac12", r"P(A) = \frac{1}{2}"),
     (r"2 + 3 = 5", "5"),
     # several values
     ("1, 2", "2,1"),
@@ -207,6 +208,7 @@ DIFFERENT = [
     (r"\text{no solution for } 5", "6"),
     ("x + + 5", "5"),
     ("5x", "5"),
+    ("5", "x+y=5"),
     ("5 of 6", "5"),
     (r"\frac{1}{23}", r"\frac{12}{3}"),
     (r"0.\overline{3}", "0.3"),

@@ -40,6 +40,8 @@ def test_a_grader_of_ones_own() -> None:
     assert rewards.grade("misbehaving:echo", "abc", "2.5").score == 2.5
     number = rewards.grade("misbehaving:plain_number", "", "")
     assert (number.score, number.correct) == (0.25, None)
+    with pytest.raises(ValueError, match="finite"):
+        rewards.grade("misbehaving:echo", "", "nan")
 
 
 @pytest.mark.parametrize(
