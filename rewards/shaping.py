@@ -22,6 +22,6 @@ def repetition(response: str, label: str, ngram_words: int = 20, largest_penalty
     count = len(words) - ngram_words + 1
     if count <= 0:
         return Reward(0.0, None, f"shorter than {ngram_words} words")
-    distinct = len({tuple(words[start : start + ngram_words]) for start in range(count)})
+    distinct = len(set(zip(*(words[start:] for start in range(ngram_words)), strict=False)))
     share = 1 - distinct / count
     return Reward(-share * largest_penalty, None, f"{share:.1%} of the {ngram_words}-grams are repeated")

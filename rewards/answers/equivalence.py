@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Eq, Expr, FiniteSet, MatrixBase, UnevaluatedExpr, Union
+from sympy import Basic, Eq, Expr, FiniteSet, Float, MatrixBase, UnevaluatedExpr, Union
 from sympy.core.relational import Relational
 
 from rewards.answers.plain import (
@@ -131,10 +131,10 @@ def _clearly_different(left: Basic | MatrixBase | str, right: Basic | MatrixBase
         return False
     if left.has(UnevaluatedExpr) or right.has(UnevaluatedExpr):  # a percentage, which may equal two numbers
         return False
-    point = {name: 0.37 + 0.61 * index for index, name in enumerate(sorted(left.free_symbols, key=str))}
+    point = {name: Float(0.37 + 0.61 * index) for index, name in enumerate(sorted(left.free_symbols, key=str))}
     try:
         first, second = complex(left.evalf(subs=point)), complex(right.evalf(subs=point))
-    except (TypeError, ValueError, ArithmeticError):
+    except Exception:  # sympy raises anything for what it cannot evaluate; then this decides nothing
         return False
     # Not so where either is nan or infinite: such a comparison is false.
     return abs(first - second) > _TOLERANCE * max(1.0, abs(first), abs(second)) and math.isfinite(abs(first - second))
@@ -161,5 +161,8 @@ def _joined_inequalities(value: Basic | MatrixBase | str) -> Basic | MatrixBase 
     if len(parts) > 1 and all(isinstance(part, Relational) and not isinstance(part, Eq) for part in parts):
         names = set().union(*(part.free_symbols for part in parts))
         if len(names) == 1:
-            return Union(*(part.as_set() for part in parts))
+            try:
+                return Union(*(part.as_set() for part in parts))
+            except NotImplementedError:  # sympy cannot solve one of them
+                return value
     return value

@@ -9,13 +9,10 @@ else lives in there), and the third one gives up its rights and becomes the prog
 import ctypes
 import json
 import os
-import platform
 import resource
-import shutil
 import signal
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -23,7 +20,8 @@ _CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWPID = 0x10000000, 0x00020000, 0x20000000
 _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWUTS = 0x40000000, 0x08000000, 0x04000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
+_SECCOMP_MODE_FILTER = 2
 _SETUP_FAILED = 97
 _NEW_ROOT, _WORK = "/tmp", "/sandbox"
 
@@ -51,14 +49,22 @@ def main() -> None:
         _build_root(request["visible"], request["work_bytes"])
         work = _WORK
         os.mkdir(work)
-    else:
-        work = tempfile.mkdtemp(prefix="rlpipe-code-")
-    try:
         answer = _run(request, work, owner)
-    finally:
-        if not request["namespaces"]:
-            shutil.rmtree(work, ignore_errors=True)
+    else:
+        answer = _run_in_folder(request, owner)
     json.dump(answer, sys.stdout)
+
+
+def _run_in_folder(request: dict, owner: int) -> dict:
+    import shutil
+    import tempfile  # both are slow to import, and not needed in namespaces
+
+    _check(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl")
+    work = tempfile.mkdtemp(prefix="rlpipe-code-")
+    try:
+        return _run(request, work, owner)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _own_uid() -> int:
@@ -121,7 +127,7 @@ def _run(request: dict, work: str, owner: int) -> dict:
     os.close(failure)
     status, timed_out = _wait(child, request["wall_seconds"])
     if not request["namespaces"]:
-        _kill_left_over(owner, child)
+        _kill_left_over(owner)
     return {
         "exit_code": os.waitstatus_to_exitcode(status),
         "timed_out": timed_out,
@@ -201,8 +207,8 @@ def _install_filter(deny_signals: bool) -> None:
     _check(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0), "seccomp")
 
 
-def _kill_left_over(owner: int, child: int) -> None:
-    """Without a PID namespace: as root all processes of the own user id, else the session (which cannot fork)."""
+def _kill_left_over(owner: int) -> None:
+    """Without a PID namespace, as root: all processes of the own user id. (Any other user's program cannot fork.)"""
     if os.geteuid():
         return
     killer = os.fork()
@@ -212,7 +218,12 @@ def _kill_left_over(owner: int, child: int) -> None:
             os.kill(-1, signal.SIGKILL)
         finally:
             os._exit(0)
-    os.waitpid(killer, 0)
+    # They are our children now, whoever started them: wait until the last one is gone.
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def _in_child(failure: int, action: Callable[[], None]) -> None:
@@ -225,9 +236,9 @@ def _in_child(failure: int, action: Callable[[], None]) -> None:
 
 def _architecture() -> dict:
     try:
-        return _ARCHITECTURES[platform.machine()]
+        return _ARCHITECTURES[os.uname().machine]
     except KeyError:
-        raise OSError(f"no system call numbers for {platform.machine()}") from None
+        raise OSError(f"no system call numbers for {os.uname().machine}") from None
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

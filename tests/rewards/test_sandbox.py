@@ -5,6 +5,7 @@ import os
 import shutil
 import socketserver
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 
 import rewards
 from rewards.code import last_code_block
+from rewards.pool import GradingPool
 from rewards.sandbox.run import Limits, Outcome, Program, _launch, namespaces_work, run_python
 from rlpipe.errors import ConfigError, ResourceError
 
@@ -179,6 +181,18 @@ def test_code_gives_the_share_of_passed_tests() -> None:
     reward = rewards.grade("code", ADD, label, score="share", wall_seconds=20.0)
     assert (reward.score, reward.correct) == (0.5, False)
     assert "test 2 failed: AssertionError" in reward.reason
+
+
+def test_a_program_ends_with_the_grading_that_started_it() -> None:
+    before = _processes()
+    loop = "```python\nimport os\nos.fork(); os.setsid()\nwhile True: pass\n```"
+    with GradingPool(timeout_seconds=3.0) as pool:
+        late = pool.submit("s", "code", loop, "assert True", {"wall_seconds": 1000.0})
+        assert "longer than 3 seconds" in late.result().reason
+    end = time.monotonic() + 20
+    while _processes() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert _processes() <= before
 
 
 def test_last_code_block() -> None:
