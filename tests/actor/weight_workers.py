@@ -1,0 +1,84 @@
+"""The actor's processes that send weights, and a process that receives them; imports Megatron."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _new_process_group_helper, _world
+from train_workers import trainer
+
+from actor.hf.export import export_plan
+from actor.models.build import read_model
+from actor.weight_sender import WeightSender, plan_buckets
+from rlpipe.errors import WeightSyncError
+from rlpipe.weights import WeightBucket, WeightGroup, checksum
+
+BUCKET_BYTES = 20_000
+
+
+def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], groups: dict[str, WeightGroup]) -> Any:
+    """Two sends per layout, the second after a change of the weights; rank 0 returns the plans and reports."""
+    results = {}
+    for name, parallel in layouts.items():
+        policy = trainer(path, count, parallel=parallel)
+        sender = WeightSender(policy.policy, policy.description, "float32", BUCKET_BYTES)
+        error = ""
+        if rank == 0:
+            try:
+                sender.send(verify=False)
+            except WeightSyncError as raised:
+                error = str(raised)
+        dist.barrier()
+        sender.join(groups[name], 60)
+        reports = [sender.send(verify=True)]
+        with torch.no_grad():
+            for chunk in policy.policy:
+                for parameter in chunk.parameters():
+                    parameter.mul_(2)
+        reports.append(sender.send(verify=False))
+        sender.leave()
+        results[name] = (sender.plan, reports, error)
+    return results
+
+
+def receive_twice(rank: int, count: int, path: Path, groups: dict[str, WeightGroup]) -> dict[str, Any]:
+    """What an engine does: per group two rounds of buckets; the tensors by name and the checksums of the buckets."""
+    plan = plan_buckets(export_plan(read_model(path), "float32"), BUCKET_BYTES)
+    results = {}
+    for name, group in groups.items():
+        joined = _joined(group)
+        results[name] = [_round(plan, joined) for _ in range(2)]
+    return results
+
+
+def _joined(group: WeightGroup) -> dist.ProcessGroup:
+    """As SGLang joins: a plain client of the sender's store, in a group apart from the default one."""
+    timeout = timedelta(seconds=120)
+    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=timeout)
+    made, _ = _new_process_group_helper(
+        group.world_size,
+        1,
+        [],
+        dist.Backend(group.backend),
+        dist.PrefixStore(group.name, store),
+        group_name=group.name,
+        timeout=timeout,
+    )
+    _world.pg_group_ranks[made] = {0: 0, 1: 1}
+    return made
+
+
+def _round(plan: tuple[WeightBucket, ...], group: dist.ProcessGroup) -> tuple[dict[str, Any], list[str]]:
+    tensors, sums = {}, []
+    for bucket in plan:
+        dtype = getattr(torch, bucket.tensors[0].dtype)
+        flat = torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype)
+        dist.broadcast(flat, src=0, group=group)
+        sums.append(checksum(flat.view(torch.uint8).numpy().data))
+        parts = flat.split([spec.elements for spec in bucket.tensors])
+        tensors |= {
+            spec.name: part.reshape(spec.shape).numpy() for spec, part in zip(bucket.tensors, parts, strict=True)
+        }
+    return tensors, sums
