@@ -97,6 +97,9 @@ class PackedCoreAttention(MegatronModule):
         return {}
 
 
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
+
+
 def causal_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -111,7 +114,7 @@ def causal_attention(
 
     query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
     """
-    if query.is_cuda:
+    if query.is_cuda and query.dtype in _FLASH_DTYPES:
         import torch.nn.attention.varlen as varlen
 
         varlen_attn: Any = varlen.varlen_attn
@@ -156,7 +159,7 @@ def _lengths(ends: tuple[int, ...]) -> list[int]:
 def _causal_in_batches(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scale: float
 ) -> torch.Tensor:
-    """Self-attention on a CPU: segments of like length, padded at the right, are one batch.
+    """Self-attention without a packed kernel: segments of like length, padded at the right, are one batch.
 
     Right padding needs no mask under causal attention, as only the padding's own rows see it. One call for each
     segment would be ten times slower at a hundred short segments a pack.
@@ -169,9 +172,9 @@ def _causal_in_batches(
     outputs, positions = [], []
     for members in buckets.values():
         longest = max(lengths[segment] for segment in members)
-        starts = torch.tensor([ends[segment] for segment in members])
-        sizes = torch.tensor([lengths[segment] for segment in members])
-        offsets = torch.arange(longest)
+        starts = torch.tensor([ends[segment] for segment in members], device=query.device)
+        sizes = torch.tensor([lengths[segment] for segment in members], device=query.device)
+        offsets = torch.arange(longest, device=query.device)
         real = offsets < sizes[:, None]
         rows = torch.where(real, starts[:, None] + offsets, 0)
         q, k, v = (x[rows].transpose(1, 2) for x in (query, key, value))
