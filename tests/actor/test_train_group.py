@@ -1,0 +1,157 @@
+"""The actor as the driver sees it: two real Ray processes behind one object."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from train_support import make_pack, write_policy
+
+from actor.checkpoint_folder import latest_checkpoint
+from actor.group import ActorGroup
+from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
+from rlpipe.config.root import Config
+from rlpipe.errors import ActorError, CheckpointError, ModelError
+from rlpipe.pack import dummy_pack
+
+KL = AlgorithmConfig(kl=KLConfig(coefficient=0.1))
+PACKS = [make_pack([12, 20], 1, 60.0), make_pack([16, 5, 9], 2, 60.0), make_pack([30], 3, 60.0)]
+
+
+def config_of(path, processes):
+    return Config.model_validate(
+        {
+            "run": {"name": "group-test", "iterations": 4},
+            "model": {"path": str(path)},
+            "data": {"train": [{"name": "none", "path": "none"}], "max_prompt_tokens": 64},
+            "rollout": {"max_response_tokens": 64},
+            "algorithm": {"kl": {"coefficient": 0.1}},
+            "actor": {"processes": processes, "dtype": "float32", "max_skipped_updates": 2},
+            "deadlines": {"start_seconds": 240, "train_seconds": 120, "checkpoint_seconds": 120},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policies"), "dense")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def group(cluster, policy_path):
+    started = ActorGroup.start(config_of(policy_path, 2))
+    yield started
+    started.stop()
+
+
+def by_data_rank(packs):
+    return [packs[0::2], [*packs[1::2], dummy_pack(1)]]
+
+
+def test_the_handle_imports_neither_torch_nor_megatron():
+    code = "import sys, actor.group; print([m for m in ('torch', 'megatron', 'sglang') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_training_call_reports_steps_metrics_and_the_spread_over_ranks(group):
+    reference = group.logprobs(by_data_rank(PACKS), "reference")
+    assert [len(rank) for rank in reference] == [2, 2]
+    packs = [
+        [replace(pack, ref_logprobs=logprobs) for pack, logprobs in zip(rank, found, strict=True)]
+        for rank, found in zip(by_data_rank(PACKS), reference, strict=True)
+    ]
+    report = group.train([[rank, rank] for rank in packs], KL)
+    assert [step.applied for step in report.steps] == [True, True]
+    assert report.metrics["train/updates_applied_count"] == 2
+    assert report.steps[0].metrics["train/kl_loss"] == pytest.approx(0, abs=1e-6)
+    seconds = report.forward_backward_seconds
+    assert 0 < seconds.minimum <= seconds.mean <= seconds.maximum
+    assert 0 < report.optimizer_seconds.minimum <= report.total_seconds.maximum
+
+
+def test_what_would_make_ranks_wait_forever_is_refused_at_once(group):
+    with pytest.raises(ActorError, match=r"\[2, 1\] packs"):
+        group.train([[PACKS[:2]], [PACKS[2:]]], AlgorithmConfig(loss="sft"))
+    with pytest.raises(ActorError, match=r"\[2, 1\] optimizer steps"):
+        group.train([[PACKS[:1], PACKS[:1]], [PACKS[:1]]], AlgorithmConfig(loss="sft"))
+    with pytest.raises(ActorError, match="reference log-probabilities"):
+        group.train([[PACKS[:1]], [PACKS[1:2]]], KL)
+
+
+def test_checkpoint_brings_policy_and_driver_state_back(group, tmp_path):
+    supervised = AlgorithmConfig(loss="sft")
+    steps = [[rank] for rank in by_data_rank(PACKS)]
+    final = group.save_checkpoint(tmp_path, 7, {"epoch": 1, "position": 40})
+    before = group.logprobs(by_data_rank(PACKS))
+    loss = group.train(steps, supervised).metrics["train/loss"]
+    group.finish_checkpoint()
+    assert latest_checkpoint(tmp_path) == final
+    assert group.load_checkpoint(final) == {"epoch": 1, "position": 40}
+    for old, new in zip(before, group.logprobs(by_data_rank(PACKS)), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
+    assert group.train(steps, supervised).metrics["train/loss"] == loss
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
+        group.load_checkpoint(tmp_path / "iteration_00000001")
+
+
+def test_policy_is_written_in_hugging_face_layout(group, tmp_path):
+    from safetensors.numpy import load_file
+
+    group.save_hf(tmp_path / "policy")
+    assert (tmp_path / "policy" / "config.json").is_file()
+    names = {spec.name for bucket in group.weight_plan() for spec in bucket.tensors}
+    assert set(load_file(tmp_path / "policy" / "model.safetensors")) == names
+
+
+def test_reset_optimizer_starts_the_counters_and_the_schedule_again(group):
+    options = group._config.actor.optimizer.model_copy(update={"learning_rate": 0.5, "warmup_steps": 5})
+    group.reset_optimizer(options, 10)
+    report = group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft"))
+    assert report.updates_attempted == 1
+    assert report.metrics["train/learning_rate"] == pytest.approx(0.1)
+
+
+def test_poisoned_updates_are_skipped_and_then_end_the_run(group):
+    bad = [replace(pack, advantages=pack.advantages * np.float32("nan")) for pack in PACKS]
+    steps = [[rank] for rank in by_data_rank(bad)]
+    report = group.train(steps, AlgorithmConfig())
+    assert report.updates_skipped == 1
+    assert report.steps[0].culprit_sample_ids == ("1/0", "1/1", "2/0", "2/1", "2/2", "3/0")
+    with pytest.raises(ActorError, match="2 updates in a row were skipped.* 1/0, 1/1"):
+        group.train(steps, AlgorithmConfig())
+
+
+def test_stop_ends_the_processes_and_a_bad_model_folder_is_one_sentence(group, policy_path, tmp_path):
+    processes = [address.pid for address in group._addresses]
+    group.stop()
+    group.stop()
+    assert not any(_alive(pid) for pid in processes)
+    (tmp_path / "config.json").write_text((policy_path / "config.json").read_text())
+    with pytest.raises(ModelError) as caught:
+        ActorGroup.start(config_of(tmp_path, 1))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _alive(pid):
+    """Ray ends killed processes in the background: wait a little."""
+    import time
+
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.1)
+    return True
