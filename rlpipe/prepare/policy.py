@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from rlpipe.config.model import TinyPolicyConfig
 from rlpipe.prepare.tokenizer import byte_tokenizer
@@ -22,6 +23,7 @@ def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
         torch.manual_seed(seed)
         model = build(shape, _common(shape, tokenizer))
     partial = folder.with_name(folder.name + ".partial")
+    disable_progress_bar()  # a library-wide switch; a bar for one small file is noise
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     _add_full_attention_interval(partial / "config.json")

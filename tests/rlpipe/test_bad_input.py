@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 _PROJECT = Path(__file__).parents[2]
+_GSM8K = (_PROJECT / "../shared/data/gsm8k").resolve()
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,23 @@ def test_bad_input_is_one_sentence(good, case):
     assert "Traceback" not in result.stderr + result.stdout
     (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(sentence) < 600
+
+
+@pytest.mark.skipif(not _GSM8K.exists(), reason="the GSM8K files are not beside the project")
+def test_gsm8k_goes_through_the_configuration_of_its_own(good):
+    rows = [
+        f"{{name: g, path: {_GSM8K}, split: {split}, prompt_column: question, label_column: answer}}"
+        for split in ("train", "test")
+    ]
+    places = [
+        f"data.train=[{rows[0]}]",
+        f"eval.datasets=[{rows[1]}]",
+        f"model.path={good}/policy",
+        f"prepare.directory={good}",
+    ]
+    result = _train(_PROJECT / "configs/demo/gsm8k.yaml", *places, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "evaluation prompts: g 1" in result.stdout
 
 
 def test_debug_shows_the_traceback(good):
