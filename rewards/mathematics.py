@@ -63,7 +63,7 @@ def deepscaler(response: str, label: str) -> Reward:
 def dapo(response: str, label: str, window_characters: int = 300) -> Reward:
     """+1 if the last line "Answer: ..." equals the label, else -1.
 
-    The reward of DAPO (arXiv 2503.14476, section 3.5 and its released verifier): the response must end with a line
+    The reward of DAPO (arXiv 2503.14476, section 2.4, and its released verifier): the response must end with a line
     "Answer: $Answer", searched in its last `window_characters`. `correct` is the accuracy flag.
     """
     lines = _ANSWER_LINE.findall(response[-window_characters:])

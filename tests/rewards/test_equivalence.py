@@ -1,6 +1,10 @@
 """Pairs that people argue about: what is the same answer, and what is not."""
 
+from fractions import Fraction
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards.answers.equivalence import equivalent
 
@@ -231,3 +235,38 @@ def test_different(answer: str, label: str) -> None:
 @pytest.mark.parametrize("answer", sorted({answer for pair in SAME for answer in pair}))
 def test_every_answer_equals_itself(answer: str) -> None:
     assert equivalent(answer, answer)
+
+
+NUMERATORS = st.integers(-(10**6), 10**6)
+DENOMINATORS = st.sampled_from([1, 2, 4, 5, 8, 10, 16, 20, 25, 100, 125, 1000])
+
+
+def spellings(value: Fraction) -> list[str]:
+    """Ways to write a number whose decimals end."""
+    over, under = value.numerator, value.denominator
+    decimal = f"{float(value):.10f}"
+    sign = "-" if over < 0 else ""
+    whole, rest = divmod(abs(over), under)
+    return [
+        f"{over}/{under}",
+        rf"\frac{{{over}}}{{{under}}}",
+        rf"{sign}\dfrac{{{abs(over)}}}{{{under}}}",
+        decimal,
+        decimal.rstrip("0").rstrip("."),
+        f"${sign}{abs(float(value)):,.10f}$",
+        rf"{float(value) * 100:.8f}\%",
+        rf"{sign}{whole}\frac{{{rest}}}{{{under}}}",
+        f"x = {decimal}",
+        rf"{decimal} \text{{ cm}}",
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(NUMERATORS, DENOMINATORS)
+def test_a_number_in_any_spelling_is_that_number_and_no_other(numerator: int, denominator: int) -> None:
+    value = Fraction(numerator, denominator)
+    for answer in spellings(value):
+        for label in spellings(value)[:5]:
+            assert equivalent(answer, label), (answer, label)
+            other = value + Fraction(1, 1000)
+            assert not equivalent(spellings(other)[1], label), (other, label)
