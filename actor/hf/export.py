@@ -10,27 +10,20 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from actor.hf.checkpoint import HfCheckpoint
-from actor.hf.placement import global_name, local_parameter, local_parameters, shard_group, table_of
-from actor.hf.table import PADDING, Entry, weight_table
+from actor.hf.placement import global_name, has_mtp, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.plan import export_plan
+from actor.hf.table import PADDING, Entry
 from actor.models.description import ModelDescription
 from actor.models.policy import policy_of
-from rlpipe.weights import TensorSpec
+
+__all__ = ["export_plan", "iter_export", "parameter_hf_names", "save_hf"]
 
 SHARD_BYTES = 4 * 1024**3
 
 
-def export_plan(model: ModelDescription, dtype: str = "bfloat16", *, with_mtp: bool = False) -> tuple[TensorSpec, ...]:
-    """Names, dtype and shapes of what `iter_export` yields, in its order; needs no process group."""
-    table = weight_table(
-        model, padded_vocab_size=model.vocab_size, fused_experts=model.fused_experts, with_mtp=with_mtp
-    )
-    sources = (source for entry in table if entry.copy_of is None for source in entry.sources)
-    return tuple(TensorSpec(source.name, dtype, source.shape) for source in sources)
-
-
 def parameter_hf_names(chunks: Sequence[torch.nn.Module], model: ModelDescription) -> dict[str, tuple[str, ...]]:
     """Global Megatron name -> the Hugging Face names it is made of, for the parameters of this rank."""
-    names = {entry.target: entry for entry in table_of(chunks, model, model.fused_experts)}
+    names = {entry.target: entry for entry in table_of(chunks, model)}
     found = {}
     for chunk in chunks:
         policy = policy_of(chunk)
@@ -42,17 +35,18 @@ def parameter_hf_names(chunks: Sequence[torch.nn.Module], model: ModelDescriptio
 
 @torch.no_grad()
 def iter_export(
-    chunks: Sequence[torch.nn.Module], model: ModelDescription, *, everywhere: bool = False
+    chunks: Sequence[torch.nn.Module], model: ModelDescription, *, everywhere: bool = False, with_mtp: bool = False
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
     """Yield (Hugging Face name, tensor) in the order of `export_plan`. Collective: all ranks iterate to the end.
 
     The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
-    `everywhere`) and None elsewhere. Only one parameter is gathered at a time.
+    `everywhere`) and None elsewhere. Only one parameter is gathered at a time. with_mtp: also the trained
+    multi-token-prediction layer, which rollout engines do not need.
     """
     parameters = local_parameters(chunks)
     dtype = policy_of(chunks[0]).config.params_dtype
-    for entry in table_of(chunks, model, model.fused_experts):
-        if entry.copy_of is not None:
+    for entry in table_of(chunks, model):
+        if entry.copy_of is not None or (entry.layer == "mtp" and not with_mtp):
             continue
         param = local_parameter(entry, parameters)
         gathered = _gather(entry, param, everywhere) if param is not None else None
@@ -138,7 +132,7 @@ def save_hf(
     output, source = Path(output_dir), Path(source_dir)
     writer = _ShardWriter(output) if dist.get_rank() == 0 else None
     exported = set()
-    for name, tensor in iter_export(chunks, model):
+    for name, tensor in iter_export(chunks, model, with_mtp=has_mtp(chunks)):
         exported.add(name)
         if writer is not None and tensor is not None:
             writer.add(name, tensor.cpu())

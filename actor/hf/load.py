@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from actor.hf.checkpoint import HfCheckpoint
-from actor.hf.placement import local_parameter, local_parameters, shard_group, table_of
+from actor.hf.placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.table import Entry
 from actor.models.description import ModelDescription
 from rlpipe.errors import ModelError
@@ -38,9 +38,8 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
     """
     started = time.monotonic()
     with HfCheckpoint(model_dir) as files:
-        fused = any(name.endswith(".mlp.experts.gate_up_proj") for name in files.files)
-        entries = table_of(chunks, model, fused)
-        unused = files.check(entries, _unloaded_prefixes(model))
+        entries = table_of(chunks, _as_stored(model, files))
+        unused = files.check(entries, _unloaded_prefixes(model, has_mtp(chunks)))
         parameters = local_parameters(chunks)
         mine = [(entry, param) for entry in entries if (param := local_parameter(entry, parameters)) is not None]
         if len(mine) != len(parameters):
@@ -54,9 +53,23 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
         return LoadReport(files.bytes_read, len(mine), time.monotonic() - started, unused)
 
 
-def _unloaded_prefixes(model: ModelDescription) -> tuple[str, ...]:
-    """Tensors that may be in the files and are not part of the policy: vision tower, tied head, extra predictions."""
-    return ("mtp.", "model.visual.", *(("lm_head.",) if model.tied_embeddings else ()))
+def _as_stored(model: ModelDescription, files: HfCheckpoint) -> ModelDescription:
+    """The folder may store experts otherwise than the one that `model` was read from."""
+    fused = {name for name in files.files if name.endswith(".mlp.experts.gate_up_proj")}
+    return replace(
+        model,
+        fused_experts=any(not name.startswith("mtp.") for name in fused),
+        fused_mtp_experts=any(name.startswith("mtp.") for name in fused),
+    )
+
+
+def _unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...]:
+    """Tensors that may be in the files and are not part of the policy: vision tower, tied head, untrained MTP."""
+    return (
+        "model.visual.",
+        *(() if with_mtp else ("mtp.",)),
+        *(("lm_head.",) if model.tied_embeddings else ()),
+    )
 
 
 @torch.no_grad()

@@ -26,14 +26,18 @@ class ShardGroup:
     replicas: dist.ProcessGroup
 
 
-def table_of(chunks: Sequence[torch.nn.Module], model: ModelDescription, fused_experts: bool) -> list[Entry]:
+def table_of(chunks: Sequence[torch.nn.Module], model: ModelDescription) -> list[Entry]:
     """The weight table of the built model."""
     return weight_table(
         model,
         padded_vocab_size=padded_vocabulary(model.vocab_size),
-        fused_experts=fused_experts,
-        with_mtp=policy_of(chunks[0]).config.mtp_num_layers is not None,
+        with_mtp=has_mtp(chunks),
     )
+
+
+def has_mtp(chunks: Sequence[torch.nn.Module]) -> bool:
+    """Whether the model was built with its multi-token-prediction layer."""
+    return policy_of(chunks[0]).config.mtp_num_layers is not None
 
 
 def local_parameters(chunks: Sequence[torch.nn.Module]) -> dict[tuple[str, bool], torch.nn.Parameter]:

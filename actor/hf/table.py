@@ -71,26 +71,24 @@ def _cut(pieces: tuple[Piece, ...], start: int, stop: int) -> Iterator[Piece]:
         position += piece.size
 
 
-def weight_table(
-    model: ModelDescription, *, padded_vocab_size: int, fused_experts: bool, with_mtp: bool
-) -> list[Entry]:
+def weight_table(model: ModelDescription, *, padded_vocab_size: int, with_mtp: bool) -> list[Entry]:
     """All parameters of the model in the order of export.
 
-    fused_experts: experts are stored as `experts.gate_up_proj` [E, 2 x width, h] and `experts.down_proj`
-    [E, h, width] instead of one set of matrices per expert.
+    Where `model.fused_experts`, experts are stored as `experts.gate_up_proj` [E, 2 x width, h] and
+    `experts.down_proj` [E, h, width] instead of one set of matrices per expert.
     """
     root = model.weight_prefix
     embedding = _vocabulary(model, "embedding.word_embeddings.weight", root + "embed_tokens.weight", padded_vocab_size)
     entries = [embedding]
     for index in range(model.layers):
-        entries += _layer(model, index, fused_experts)
+        entries += _layer(model, index)
     entries.append(_whole("decoder.final_layernorm.weight", root + "norm.weight", (model.hidden_size,), "last"))
     if model.tied_embeddings:
         entries.append(_copy(embedding, "output_layer.weight", "last"))
     else:
         entries.append(_vocabulary(model, "output_layer.weight", "lm_head.weight", padded_vocab_size, "last"))
     if with_mtp:
-        entries += _mtp(model, fused_experts)
+        entries += _mtp(model)
         entries.append(_copy(embedding, "embedding.word_embeddings.weight", "mtp"))
     return entries
 
@@ -127,10 +125,10 @@ def _copy(entry: Entry, target: str, layer: Layer) -> Entry:
     return Entry(target, entry.sources, entry.axis, entry.sections, entry.split, layer, copy_of=entry.target)
 
 
-def _layer(model: ModelDescription, index: int, fused_experts: bool) -> list[Entry]:
+def _layer(model: ModelDescription, index: int) -> list[Entry]:
     target, name = f"decoder.layers.{index}.", f"{model.weight_prefix}layers.{index}."
     attention = _attention if model.layer_kinds[index] == "full_attention" else _gated_delta_net
-    mlp = _expert_mlp(fused_experts) if model.expert_layers[index] else _dense_mlp
+    mlp = _expert_mlp(model.fused_experts) if model.expert_layers[index] else _dense_mlp
     norm = (model.hidden_size,)
     return [
         _whole(target + "input_layernorm.weight", name + "input_layernorm.weight", norm, index),
@@ -140,12 +138,12 @@ def _layer(model: ModelDescription, index: int, fused_experts: bool) -> list[Ent
     ]
 
 
-def _mtp(model: ModelDescription, fused_experts: bool) -> list[Entry]:
+def _mtp(model: ModelDescription) -> list[Entry]:
     """Multi-token prediction as in Qwen3-Next and Qwen3.5: one set of norms and projection, `mtp.layers.*` above."""
     hidden = model.hidden_size
     target, name = "mtp.layers.0.", "mtp.layers.0."
     inner = target + "transformer_layer."
-    mlp = _expert_mlp(fused_experts) if model.experts is not None else _dense_mlp
+    mlp = _expert_mlp(model.fused_mtp_experts) if model.experts is not None else _dense_mlp
     return [
         _whole(target + "enorm.weight", "mtp.pre_fc_norm_embedding.weight", (hidden,), "mtp"),
         _whole(target + "hnorm.weight", "mtp.pre_fc_norm_hidden.weight", (hidden,), "mtp"),

@@ -126,13 +126,15 @@ class PackInputs:
     """This rank's `t` tokens of a pack. token_ids, position_ids, targets: int64 [t] on the device.
 
     rows: int64 [t] on the host, the rows of the pack that these are; rows at or after `pack_tokens` are filling of a
-    dummy pack. next_targets: targets shifted by one more within each sequence (multi-token prediction), 0 at the end.
+    dummy pack. next_targets, next_weights: targets and loss weights (float32) of the following position of the same
+    sequence, 0 at its end; what multi-token prediction learns.
     """
 
     token_ids: torch.Tensor
     position_ids: torch.Tensor
     targets: torch.Tensor
     next_targets: torch.Tensor
+    next_weights: torch.Tensor
     sequences: PackedSequences
     rows: Rows
     pack_tokens: int
@@ -163,16 +165,17 @@ def pack_to_device(pack: Pack, device: torch.device | str = "cpu") -> PackInputs
     sequences = PackedSequences(qkv_format="thd", ends=ends, cp_size=cp_size, cp_rank=cp_rank, device=device)
     rows = zigzag_rows(ends, cp_size, cp_rank)
 
-    def local(values: Rows) -> torch.Tensor:
-        filled = np.zeros(total, dtype=np.int64)
+    def local(values: NDArray[Any]) -> torch.Tensor:
+        filled = np.zeros(total, dtype=values.dtype)
         filled[: len(values)] = values
-        return _to_device(filled[rows], device, torch.int64)
+        return _to_device(filled[rows], device, None)
 
     return PackInputs(
         token_ids=local(pack.token_ids),
         position_ids=local(pack.position_ids),
         targets=local(pack.targets),
         next_targets=local(_shift_left(pack.targets, pack.cu_seqlens_padded)),
+        next_weights=local(_shift_left(pack.loss_weights, pack.cu_seqlens_padded)),
         sequences=sequences,
         rows=rows,
         pack_tokens=len(pack.token_ids),
@@ -192,8 +195,10 @@ def _legal_ends(pack: Pack, cp_size: int, tp_size: int) -> tuple[int, ...]:
     return tuple(pack.cu_seqlens_padded)
 
 
-def _shift_left(values: Rows, ends: tuple[int, ...]) -> Rows:
+def _shift_left(values: NDArray[Any], ends: tuple[int, ...]) -> NDArray[Any]:
     shifted = np.zeros_like(values)
+    if len(values) == 0:
+        return shifted
     shifted[:-1] = values[1:]
     shifted[np.asarray(ends[1:], dtype=np.int64) - 1] = 0
     return shifted

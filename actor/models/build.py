@@ -10,7 +10,8 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from actor.models.description import ModelDescription
 from actor.models.families import read_model
-from actor.models.layer_spec import block_spec
+from actor.models.layer_spec import block_spec, layer_spec
+from actor.models.mtp import mtp_spec
 from actor.models.policy import PolicyModel, padded_vocabulary, policy_of
 from actor.models.transformer_config import transformer_config
 from rlpipe.config.actor import ActorConfig
@@ -32,13 +33,16 @@ def build_model(model: ModelDescription, actor: ActorConfig) -> list[PolicyModel
 
 
 def _chunk(model: ModelDescription, config: Any, vp_stage: int | None) -> PolicyModel:
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
+    with_mtp = last and config.mtp_num_layers is not None
     chunk = PolicyModel(
         model,
         config,
         padded_vocab_size=padded_vocabulary(model.vocab_size),
         transformer_layer_spec=block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=last,
+        mtp_block_spec=mtp_spec(layer_spec(model, "full_attention", model.experts is not None)) if with_mtp else None,
         vp_stage=vp_stage,
     )
     _mark_shards(chunk)

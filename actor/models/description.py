@@ -64,7 +64,8 @@ class ModelDescription:
     instead of one MLP of width `mlp_width`. Layers of the multi-token-prediction head (`mtp_layers` of them) use full
     attention and experts if the model has any.
     weight_prefix: what stands before "layers.0..." in the checkpoint, "model." or "model.language_model.".
-    fused_experts: the checkpoint stores the experts of a layer as two stacked tensors, not one set per expert.
+    fused_experts, fused_mtp_experts: the checkpoint stores the experts of a layer (of the multi-token-prediction
+        layer) as two stacked tensors, not one set per expert.
     hf_config: the raw config.json, kept to be written out again.
     """
 
@@ -90,6 +91,7 @@ class ModelDescription:
     weight_prefix: str
     max_positions: int
     fused_experts: bool
+    fused_mtp_experts: bool
     hf_config: dict[str, Any]
 
     @property

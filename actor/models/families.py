@@ -19,11 +19,13 @@ from actor.models.hf_config import (
     fill_defaults,
     read_raw_config,
     refuse_unknown_keys,
-    stores_fused_experts,
+    stored_tensors,
 )
 from rlpipe.errors import ModelError
 
 Config = dict[str, Any]
+
+FUSED_EXPERTS = ".mlp.experts.gate_up_proj"
 
 COMMON_KEYS = frozenset(
     {
@@ -92,15 +94,25 @@ def read_model(source: str | Path | Config) -> ModelDescription:
         text = {"tie_word_embeddings": raw.get("tie_word_embeddings", False), **raw["text_config"]}
     refuse_unknown_keys(text, family.understood, architecture)
     config = fill_defaults(text, family.model_type)
-    config["mtp_layers"] = int(text.get("mtp_num_hidden_layers", text.get("num_nextn_predict_layers", 0)) or 0)
+    stored = stored_tensors(source)
+    config["mtp_layers"] = _mtp_layers(text, stored)
     _refuse_other_maths(config, text)
     return replace(
         family.describe(config),
         architecture=architecture,
         weight_prefix="model.language_model." if family.wrapper else "model.",
-        fused_experts=stores_fused_experts(source),
+        fused_experts=any(name.endswith(f"{FUSED_EXPERTS}") and not name.startswith("mtp.") for name in stored),
+        fused_mtp_experts=f"mtp.layers.0{FUSED_EXPERTS}" in stored,
         hf_config=raw,
     )
+
+
+def _mtp_layers(text: Config, stored: frozenset[str]) -> int:
+    """Qwen3-Next's configuration does not say that its weights hold a prediction layer."""
+    for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+        if text.get(key) is not None:
+            return int(text[key])
+    return int("mtp.fc.weight" in stored)
 
 
 def _refuse_other_maths(config: Config, text: Config) -> None:
@@ -175,6 +187,7 @@ def _dense(config: Config, *, qkv_bias: bool = False, qk_norm: bool = False) -> 
         weight_prefix="model.",
         max_positions=config["max_position_embeddings"],
         fused_experts=False,
+        fused_mtp_experts=False,
         hf_config={},
     )
 

@@ -125,11 +125,11 @@ def fill_defaults(raw: dict[str, Any], model_type: str) -> dict[str, Any]:
     return config.to_dict()
 
 
-def stores_fused_experts(source: str | Path | dict[str, Any]) -> bool:
-    """Whether the weights beside the configuration hold the experts of a layer stacked; False where there are none."""
+def stored_tensors(source: str | Path | dict[str, Any]) -> frozenset[str]:
+    """Names of the weights beside the configuration; empty where there are none."""
     if isinstance(source, dict) or not Path(source).is_dir():
-        return False
-    return any(name.endswith(".mlp.experts.gate_up_proj") for name in tensor_files(Path(source)))
+        return frozenset()
+    return frozenset(tensor_files(Path(source)))
 
 
 def tensor_files(model_dir: Path) -> dict[str, Path]:

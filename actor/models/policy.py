@@ -8,9 +8,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.utils import unwrap_model
 
+from actor.head import response_logprobs
 from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
 from actor.models.description import ModelDescription
+from actor.models.mtp import AddLoss
 from rlpipe.errors import ActorError
 
 
@@ -27,7 +29,10 @@ class HeadWeight(ColumnParallelLinear):
 
 
 class PolicyModel(GPTModel):
-    """One pipeline chunk of the policy; call it with `PackInputs`."""
+    """One pipeline chunk of the policy; call it with `PackInputs`.
+
+    mtp_losses: weighted losses of multi-token prediction, one per trained pack, until `take_mtp_loss` collects them.
+    """
 
     def __init__(self, model: ModelDescription, config: Any, *, padded_vocab_size: int, **kwargs: Any) -> None:
         super().__init__(
@@ -40,6 +45,7 @@ class PolicyModel(GPTModel):
             **kwargs,
         )
         self.description = model
+        self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
         if self.post_process:
             self.output_layer.__class__ = HeadWeight
@@ -47,8 +53,8 @@ class PolicyModel(GPTModel):
     def forward(self, inputs: PackInputs) -> torch.Tensor:
         """Hidden states [t, 1, h] of this rank's tokens (a 1/TP slice of them under sequence parallelism).
 
-        On the last stage they have passed the final norm; `actor.head` turns them into log-probabilities. With
-        multi-token prediction the hidden states of each extra depth follow along dimension 0 (see `split_mtp`).
+        On the last stage they have passed the final norm; `actor.head` turns them into log-probabilities. Where
+        multi-token prediction is trained, its loss joins the backward pass of these hidden states.
 
         Raises:
             ActorError: the tokens do not divide over the tensor-parallel ranks of sequence parallelism.
@@ -57,12 +63,31 @@ class PolicyModel(GPTModel):
         token_ids, position_ids = inputs.token_ids.unsqueeze(0), inputs.position_ids.unsqueeze(0)
         embedded = self.embedding(token_ids, position_ids) if self.pre_process else None
         rotary = cos_sin(self._frequencies, inputs.position_ids, self.config.params_dtype)
-        return self.decoder(
+        hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=None,
             rotary_pos_emb=rotary,
             packed_seq_params=inputs.sequences,
         )
+        if self.mtp_process and torch.is_grad_enabled():
+            hidden = AddLoss.apply(hidden, self._mtp_loss(hidden, rotary, inputs))
+        return hidden
+
+    def _mtp_loss(self, hidden: torch.Tensor, rotary: torch.Tensor, inputs: PackInputs) -> torch.Tensor:
+        """Weighted cross entropy of the token after next; see `actor.models.mtp` for why everything is detached."""
+        next_ids = inputs.targets.unsqueeze(0)
+        embedded = self.embedding(next_ids, inputs.position_ids.unsqueeze(0)).detach()
+        predicted = self.mtp.layers[0](hidden.detach(), embedded, rotary, inputs.sequences)
+        scores = response_logprobs(
+            predicted,
+            head_weight(self).detach(),
+            inputs.next_targets,
+            vocab_size=self.description.vocab_size,
+            sequence_parallel=self.config.sequence_parallel,
+        )
+        loss = -(scores.logprobs * inputs.next_weights).sum()
+        self.mtp_losses.append(loss.detach())
+        return loss * self.config.mtp_loss_scaling_factor
 
     def _check_shards(self, inputs: PackInputs) -> None:
         tokens, shards = inputs.token_ids.shape[0], self.config.tensor_model_parallel_size
@@ -76,6 +101,13 @@ class PolicyModel(GPTModel):
 def policy_of(chunk: torch.nn.Module) -> PolicyModel:
     """The PolicyModel inside DistributedDataParallel or other wrappers."""
     return unwrap_model(chunk)
+
+
+def take_mtp_loss(chunk: torch.nn.Module) -> torch.Tensor | None:
+    """Sum of the multi-token-prediction losses of this rank's packs since the last call; None without any."""
+    policy = policy_of(chunk)
+    losses, policy.mtp_losses = policy.mtp_losses, []
+    return torch.stack(losses).sum() if losses else None
 
 
 def head_weight(chunk: torch.nn.Module) -> torch.Tensor:

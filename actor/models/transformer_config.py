@@ -18,13 +18,18 @@ def transformer_config(model: ModelDescription, actor: ActorConfig) -> Transform
         ModelError: the parallel layout does not divide the model.
     """
     check_layout(model, actor.parallel)
+    if actor.train_mtp and model.mtp_layers != 1:
+        raise ModelError(
+            f"actor.train_mtp is on, but {model.architecture} has {model.mtp_layers} multi-token-prediction layers "
+            "(exactly 1 can be trained): set actor.train_mtp to false"
+        )
     config = TransformerConfig(
         **_sizes(model),
         **_experts(model),
         **_layout(actor.parallel),
         **_numerics(actor),
         **_recompute(actor),
-        mtp_num_layers=model.mtp_layers if actor.train_mtp and model.mtp_layers else None,
+        mtp_num_layers=1 if actor.train_mtp else None,
         mtp_loss_scaling_factor=actor.mtp_loss_weight,
     )
     config.gdn_sizes = model.gated_delta_net

@@ -116,8 +116,104 @@ def _per_expert(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def in_worker(rank: int, count: int, name: str, *arguments: Any) -> Any:
-    """Call a function of `model_workers`, which only workers import: it brings in Megatron."""
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model folder."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
+def write_tensors(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """A copy of a model folder with other tensors."""
+    from safetensors.torch import save_file
+
+    target.mkdir(parents=True)
+    (target / "config.json").write_text((source / "config.json").read_text())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "model.safetensors")
+    return target
+
+
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The stacked layout of published Qwen3.5-MoE checkpoints: experts.gate_up_proj and experts.down_proj."""
+    fused = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    roots = sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name})
+    for root in roots:
+        count = len({name.split(".")[5] for name in tensors if name.startswith(root + ".experts.")})
+        parts = [
+            [tensors[f"{root}.experts.{i}.{half}_proj.weight"] for half in ("gate", "up", "down")] for i in range(count)
+        ]
+        fused[root + ".experts.gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in parts])
+        fused[root + ".experts.down_proj"] = torch.stack([down for _, _, down in parts])
+    return fused
+
+
+def add_mtp(source: Path, target: Path) -> Path:
+    """A copy of a hybrid checkpoint with a random multi-token-prediction layer like its last full-attention layer."""
+    generator = torch.Generator().manual_seed(9)
+    tensors = read_tensors(source)
+    last = max(int(name.split(".")[2]) for name in tensors if ".self_attn." in name)
+    prefix = f"model.layers.{last}."
+    layer = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    hidden = tensors["model.norm.weight"].shape[0]
+    shapes = {f"mtp.layers.0.{name}": tensor.shape for name, tensor in layer.items()}
+    shapes |= {f"mtp.{name}.weight": (hidden,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    shapes["mtp.fc.weight"] = (hidden, 2 * hidden)
+    mtp = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+    return write_tensors(source, target, tensors | mtp)
+
+
+def mtp_answer(path: Path, pack: Pack) -> dict[str, torch.Tensor]:
+    """Gradients of sum(next weight * -log p(token after next)) for the `mtp.*` tensors.
+
+    transformers has no multi-token prediction, but its layer is a model of one full-attention layer whose input is
+    the projection of the normed next embedding and the normed hidden state (DeepSeek-V3, arXiv:2412.19437, sec. 2.2).
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tensors = read_tensors(path)
+    trunk = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    config = AutoConfig.from_pretrained(path, num_hidden_layers=1, layer_types=["full_attention"])
+    single = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    stored = {name.replace("mtp.", "model.", 1): t for name, t in tensors.items() if name.startswith("mtp.layers")}
+    experts = fuse_experts(stored | {"model.norm.weight": tensors["mtp.norm.weight"]})
+    single.load_state_dict(experts | {"lm_head.weight": tensors["lm_head.weight"]}, strict=False)
+    own = {
+        name: tensors[f"mtp.{name}.weight"].requires_grad_()
+        for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
+    embedding = tensors["model.embed_tokens.weight"]
+    loss = torch.zeros(())
+    for start, end in pairwise(pack.cu_seqlens_padded):
+        ids, targets = (torch.from_numpy(x[start:end]) for x in (pack.token_ids, pack.targets))
+        weights = torch.from_numpy(pack.loss_weights[start:end])
+        with torch.no_grad():
+            hidden = trunk.model(ids[None], use_cache=False).last_hidden_state
+        normed = [
+            _zero_centered_norm(x, own[f"pre_fc_norm_{name}"], config.rms_norm_eps)
+            for name, x in (("embedding", embedding[targets][None]), ("hidden", hidden))
+        ]
+        logits = single(inputs_embeds=torch.cat(normed, -1) @ own["fc"].t(), use_cache=False).logits[0]
+        after_next = torch.cat((targets[1:], targets[:1] * 0))
+        next_weights = torch.cat((weights[1:], weights[:1] * 0))
+        loss = loss + (torch.nn.functional.cross_entropy(logits, after_next, reduction="none") * next_weights).sum()
+    loss.backward()
+    found = {f"mtp.{name}.weight": tensor.grad for name, tensor in own.items()}
+    found["mtp.norm.weight"] = single.model.norm.weight.grad
+    for name, parameter in single.model.layers[0].named_parameters():
+        found |= _per_expert(f"mtp.layers.0.{name}", parameter.grad)
+    return found
+
+
+def _zero_centered_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), 1.0 + weight, epsilon)
+
+
+def in_worker(rank: int, count: int, *calls: tuple[Any, ...]) -> list[Any]:
+    """Call functions of `model_workers`, each given as (name, arguments ...); only workers import that module, because
+    it brings in Megatron. One worker for many calls: its imports cost more than they do."""
     import model_workers
 
-    return getattr(model_workers, name)(rank, count, *arguments)
+    return [getattr(model_workers, name)(rank, count, *arguments) for name, *arguments in calls]

@@ -1,23 +1,34 @@
 """What the model tests run inside spawned workers (`train_support.run_processes`); imports Megatron."""
 
 import traceback
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
-from model_support import weights_of
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from model_support import read_tensors, weights_of
+from numpy.typing import NDArray
+from train_support import make_pack
 
 from actor.distributed import start_model_parallel
 from actor.head import response_logprobs
-from actor.hf.export import iter_export
+from actor.hf.export import iter_export, save_hf
 from actor.hf.load import load_hf
-from actor.layers.packed import pack_to_device
-from actor.models.build import build_model, read_model
-from actor.models.policy import head_weight
+from actor.layers.context_parallel import gather_tokens
+from actor.layers.gdn_torch import chunked_delta_rule
+from actor.layers.packed import PackedSequences, pack_to_device
+from actor.models.build import build_model, read_model, reduce_replicated_gradients
+from actor.models.description import ModelDescription
+from actor.models.policy import PolicyModel, head_weight
+from actor.models.transformer_config import transformer_config
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.errors import ModelError
 from rlpipe.pack import Pack
 
 
@@ -83,3 +94,218 @@ def _compare(
         errors[name] = float((gradient - reference).norm() / reference.norm().clamp(min=1e-6))
     assert not gradients, f"not compared: {sorted(gradients)}"
     return float((scores.logprobs.detach() - wanted).abs().max() / wanted.abs().max()), errors
+
+
+def exchange_weights(
+    rank: int, count: int, layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]], output: Path
+) -> dict[tuple[str, str], Any]:
+    """Load, stream out and save every model in every layout.
+
+    (model, layout) -> (bytes read, exported names, whether all tensors are the checkpoint's) or a traceback; the saved
+    folder is `output / layout / model`.
+    """
+    results: dict[tuple[str, str], Any] = {}
+    for layout, (options, paths) in layouts.items():
+        actor = ActorConfig(processes=count, dtype="float32", **options)
+        start_model_parallel(actor, seed=1)
+        for model, path in paths.items():
+            try:
+                results[model, layout] = _exchange(path, actor, output / layout / model)
+            except Exception:
+                results[model, layout] = traceback.format_exc()
+        parallel_state.destroy_model_parallel()
+    return results
+
+
+def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[str], bool]:
+    description = read_model(path)
+    chunks = build_model(description, actor)
+    report = load_hf(chunks, description, path)
+    wanted, mtp = read_tensors(path), actor.train_mtp
+    names, equal = [], True
+    for name, tensor in iter_export(chunks, description, everywhere=True, with_mtp=mtp):
+        names.append(name)
+        equal = equal and tensor is not None and torch.equal(tensor, wanted[name])
+    held = [name for name, tensor in iter_export(chunks, description, with_mtp=mtp) if tensor is not None]
+    equal = equal and held == (names if torch.distributed.get_rank() == 0 else [])
+    save_hf(chunks, description, output, path)
+    return report.bytes_read, names, equal
+
+
+def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tuple[str, bool]]:
+    """name -> (the error's text, whether the parameters are what they were before)."""
+    start_model_parallel(ActorConfig(), seed=1)
+    results = {}
+    for name, path in paths.items():
+        description = read_model(path / "config.json")
+        chunks = build_model(description, ActorConfig(dtype="float32"))
+        for parameter in chunks[0].parameters():
+            parameter.data.fill_(7.0)
+        try:
+            load_hf(chunks, description, path)
+            message = "no error"
+        except ModelError as error:
+            message = str(error)
+        results[name] = (message, all(bool((p == 7.0).all()) for p in chunks[0].parameters()))
+    parallel_state.destroy_model_parallel()
+    return results
+
+
+def gradients_of_layouts(
+    rank: int, count: int, layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]], pack: Pack
+) -> dict[tuple[str, str], Any]:
+    """(model, layout) -> {Hugging Face name: gradient of the weighted log-probabilities} on rank 0, or a traceback.
+
+    Only layouts whose data-parallel size is 1.
+    """
+    results: dict[tuple[str, str], Any] = {}
+    for layout, (options, paths) in layouts.items():
+        actor = ActorConfig(processes=count, dtype="float32", **options)
+        start_model_parallel(actor, seed=1)
+        for model, path in paths.items():
+            try:
+                results[model, layout] = _gradients(path, actor, pack)
+            except Exception:
+                results[model, layout] = traceback.format_exc()
+        parallel_state.destroy_model_parallel()
+    return results
+
+
+def _gradients(path: Path, actor: ActorConfig, pack: Pack) -> dict[str, NDArray[np.float32]]:
+    description = read_model(path)
+    chunks = build_model(description, actor)
+    load_hf(chunks, description, path)
+    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
+    wrapped = DistributedDataParallel(chunks[0].config, options, chunks[0])
+    wrapped.zero_grad_buffer()
+    inputs = pack_to_device(pack)
+    scores = response_logprobs(
+        wrapped(inputs),
+        head_weight(wrapped),
+        inputs.targets,
+        vocab_size=description.vocab_size,
+        chunk_tokens=37,
+        with_entropy=True,
+        sequence_parallel=actor.parallel.sequence,
+    )
+    weights = inputs.take(weights_of(pack))
+    ((scores.logprobs + 0.3 * scores.entropy) * weights).sum().backward()
+    finalize_model_grads([wrapped], None)
+    reduce_replicated_gradients([wrapped])
+    for parameter in chunks[0].parameters():
+        parameter.data = parameter.main_grad
+    exported = iter_export([wrapped], description, with_mtp=actor.train_mtp)
+    return {name: tensor.numpy().copy() for name, tensor in exported if tensor is not None}
+
+
+def gather_gradient(rank: int, count: int) -> float:
+    """The gradient of `gather_tokens` for rank r's shard of ones, where rank i's loss weighs every row by i + 1."""
+    start_model_parallel(ActorConfig.model_validate({"processes": count, "parallel": {"context": count}}), seed=1)
+    shard = torch.ones(3, 2, requires_grad=True)
+    gathered = gather_tokens(shard, parallel_state.get_context_parallel_group())
+    assert gathered.shape == (3 * count, 2)
+    ((rank + 1) * gathered).sum().backward()
+    parallel_state.destroy_model_parallel()
+    assert shard.grad is not None
+    return float(shard.grad.mean())
+
+
+def sequence_leaks(rank: int, count: int, paths: dict[str, Path], lengths: list[int]) -> dict[str, tuple[float, float]]:
+    """name -> how much any sequence of a pack moves others' log-probabilities, and their gradients' largest entry."""
+    start_model_parallel(ActorConfig(), seed=1)
+    results = {}
+    for name, path in paths.items():
+        description = read_model(path)
+        chunks = build_model(description, ActorConfig(dtype="float32"))
+        load_hf(chunks, description, path)
+        results[name] = _leaks(chunks[0], description, make_pack(lengths, 3, 1.0))
+    parallel_state.destroy_model_parallel()
+    return results
+
+
+def _leaks(policy: PolicyModel, description: ModelDescription, pack: Pack) -> tuple[float, float]:
+    """Outputs: change one sequence's tokens. Gradients: differentiate one sequence's log-probabilities."""
+    embedded: list[torch.Tensor] = []
+    policy.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+
+    def logprobs(token_ids: np.ndarray) -> torch.Tensor:
+        inputs = pack_to_device(replace(pack, token_ids=token_ids))
+        hidden, weight = policy(inputs), head_weight(policy)
+        return response_logprobs(hidden, weight, inputs.targets, vocab_size=description.vocab_size).logprobs
+
+    moved = leaked = 0.0
+    reference = logprobs(pack.token_ids)
+    for start, end in pairwise(pack.cu_seqlens_padded):
+        others = torch.ones(pack.padded_tokens, dtype=torch.bool)
+        others[start:end] = False
+        changed = pack.token_ids.copy()
+        changed[start:end] = (changed[start:end] + 17) % description.vocab_size
+        moved = max(moved, float((logprobs(changed) - reference)[others].abs().max()))
+        (gradient,) = torch.autograd.grad(reference[start:end].sum(), embedded[0], retain_graph=True)
+        leaked = max(leaked, float(gradient[others].abs().max()))
+        assert gradient[start:end].abs().max() > 0
+    return moved, leaked
+
+
+def refused_layouts(rank: int, count: int, cases: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, str]:
+    """What `transformer_config` says to each (configuration, parallel layout)."""
+    messages = {}
+    for name, (raw, parallel) in cases.items():
+        actor = ActorConfig.model_validate({"processes": 840, "parallel": parallel})
+        messages[name] = _refusal(raw, actor)
+    messages["mtp"] = _refusal(next(iter(cases.values()))[0], ActorConfig(train_mtp=True))
+    return messages
+
+
+def _refusal(raw: dict[str, Any], actor: ActorConfig) -> str:
+    try:
+        transformer_config(read_model(raw), actor)
+    except ModelError as error:
+        return str(error)
+    return "not refused"
+
+
+def gdn_kernel_errors(rank: int, count: int) -> dict[str, float]:
+    """Relative error of the torch kernel's output and gradients against the recurrence in float64."""
+    ends = (0, 1, 3, 66, 130, 195, 322)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(ends[-1], *shape, generator=generator)
+
+    query, key, value = draw(2, 8), draw(2, 8), draw(6, 12)
+    decay, beta = -draw(6).abs(), draw(6).sigmoid()
+    inputs = [x.requires_grad_() for x in (query, key, value, decay, beta)]
+    upstream = draw(6, 12)
+    out = chunked_delta_rule(*inputs, PackedSequences(ends=ends))
+    exact = _recurrence(*(x.double() for x in inputs), ends=ends)
+    pairs = {"output": (out, exact)}
+    ours, theirs = (torch.autograd.grad((x * upstream).sum(), inputs) for x in (out, exact))
+    names = ("query", "key", "value", "decay", "beta")
+    pairs |= dict(zip(names, zip(ours, theirs, strict=True), strict=True))
+    return {name: float((a - b).norm() / b.norm()) for name, (a, b) in pairs.items()}
+
+
+def _recurrence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    ends: tuple[int, ...],
+) -> torch.Tensor:
+    """The gated delta rule one token at a time, key heads repeated for their value heads."""
+    share = value.shape[1] // key.shape[1]
+    unit = [
+        (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(share, 1) for x in (query, key)
+    ]
+    q, k = unit[0] * query.shape[-1] ** -0.5, unit[1]
+    outputs = []
+    for start, end in pairwise(ends):
+        state = value.new_zeros(value.shape[1], key.shape[-1], value.shape[-1])
+        for t in range(start, end):
+            state = state * decay[t].exp()[:, None, None]
+            error = (value[t] - torch.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
+            state = state + torch.einsum("hk,hv->hkv", k[t], error)
+            outputs.append(torch.einsum("hkv,hk->hv", state, q[t]))
+    return torch.stack(outputs)

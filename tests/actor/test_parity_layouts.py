@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from model_support import DENSE, GDN, GDN_MOE, MOE, in_worker, write_checkpoint
+from model_support import DENSE, GDN, GDN_MOE, MOE, add_mtp, in_worker, write_checkpoint
 from train_support import make_pack, run_processes
 
 MODELS = {model.name: model for model in (DENSE, MOE, GDN, GDN_MOE)}
@@ -11,6 +11,7 @@ LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
 
 TP2SP = {"tensor": 2, "sequence": True}
+MTP = {"train_mtp": True, "mtp_loss_weight": 0.5}
 TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "tp2": (("dense", "gdn"), {"parallel": {"tensor": 2}}),
     "tp2_sp": (tuple(MODELS), {"parallel": TP2SP}),
@@ -18,6 +19,7 @@ TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "pp2_vpp2": (("dense", "gdn_moe"), {"parallel": {"pipeline": 2, "virtual_pipeline": 2}}),
     "dp2": (tuple(MODELS), {}),
     "cp2": (tuple(MODELS), {"parallel": {"context": 2}}),
+    "pp2_mtp": (("mtp",), MTP | {"parallel": {"pipeline": 2}}),
     "ep2": (("moe", "gdn_moe"), {"parallel": {"expert": 2}}),
     "tp2_sp_ep2": (("moe", "gdn_moe"), {"parallel": TP2SP | {"expert": 2}}),
     "ep2_cp2": (("moe", "gdn_moe"), {"parallel": {"expert": 2, "context": 2}}),
@@ -43,19 +45,20 @@ def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any
     """(model, layout) -> per rank [(loss, gradient norm)]; only the last stage knows the loss."""
     packs = [[make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]] * 3
     work = {name: (OPTIMIZER | options, {m: paths[m] for m in models}) for name, (models, options) in layouts.items()}
-    answers = run_processes(processes, in_worker, "train_layouts", work, packs, timeout_seconds=280)
-    return {case: [answer[case] for answer in answers] for case in answers[0]}
+    answers = run_processes(processes, in_worker, ("train_layouts", work, packs), timeout_seconds=280)
+    return {case: [answer[case] for (answer,) in answers] for case in answers[0][0]}
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("layouts")
-    return {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
+    found = {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
+    return found | {"mtp": add_mtp(found["gdn_moe"], folder / "mtp")}
 
 
 @pytest.fixture(scope="module")
 def single(paths):
-    return _run(1, {"1": (tuple(MODELS), {})}, paths)
+    return _run(1, {"1": (tuple(MODELS), {}), "1_mtp": (("mtp",), MTP)}, paths)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def _assert_equal(answers: list[Any], reference: list[Any]) -> None:
 
 @pytest.mark.parametrize(("model", "layout"), _cases(TWO))
 def test_two_processes_train_as_one(two, single, model, layout):
-    _assert_equal(two[model, layout], single[model, "1"])
+    _assert_equal(two[model, layout], single[model, "1_mtp" if model == "mtp" else "1"])
 
 
 @pytest.mark.parametrize(("model", "layout"), _cases(FOUR))

@@ -71,7 +71,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     for model in MODELS:
         path = write_checkpoint(model, folder)
         cases[model.name] = (path, pack, *transformers_answer(path, pack))
-    return run_processes(1, in_worker, "compare_with_transformers", cases)[0]
+    return run_processes(1, in_worker, ("compare_with_transformers", cases))[0][0]
 
 
 @pytest.mark.parametrize("name", [model.name for model in MODELS])

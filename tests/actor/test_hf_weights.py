@@ -1,0 +1,138 @@
+"""Hugging Face weights: exact both ways in every layout, read about once by all processes together, or refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from model_support import (
+    DENSE,
+    EXPERTS,
+    GDN_MOE,
+    HYBRID,
+    SHARED,
+    TinyModel,
+    add_mtp,
+    fuse_experts,
+    in_worker,
+    read_tensors,
+    write_checkpoint,
+    write_tensors,
+)
+from train_support import run_processes
+
+from actor.hf.plan import export_plan
+from actor.models.families import read_model
+
+TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
+QWEN2 = TinyModel("qwen2", "qwen2", {"head_dim": None, "num_attention_heads": 6})
+NEXT = TinyModel("next", "qwen3_next", HYBRID | EXPERTS | SHARED)
+TP2_EP2 = {"parallel": {"tensor": 2, "sequence": True, "expert": 2}}
+LAYOUTS = {
+    "tp2": ({"parallel": {"tensor": 2}}, ("tied", "qwen2")),
+    "tp2_ep2": (TP2_EP2, ("gdn_moe", "next", "fused")),
+    "pp2": ({"parallel": {"pipeline": 2}}, ("tied", "gdn_moe")),
+    "ep2_dp2": ({"parallel": {"expert": 2}}, ("next", "gdn_moe")),
+    "dp2": ({}, ("dense",)),
+    "pp2_mtp": ({"parallel": {"pipeline": 2}, "train_mtp": True}, ("mtp",)),
+    "pp2_carried_mtp": ({"parallel": {"pipeline": 2}}, ("mtp",)),
+}
+CASES = [(model, layout) for layout, (_, models) in LAYOUTS.items() for model in models]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("weights")
+    found = {model.name: write_checkpoint(model, folder) for model in (DENSE, TIED, QWEN2, NEXT, GDN_MOE)}
+    found["fused"] = write_tensors(found["gdn_moe"], folder / "fused", fuse_experts(read_tensors(found["gdn_moe"])))
+    found["mtp"] = add_mtp(found["gdn_moe"], folder / "mtp")
+    return found
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def results(paths, output):
+    work = {name: (options, {m: paths[m] for m in models}) for name, (options, models) in LAYOUTS.items()}
+    return [answer for (answer,) in run_processes(2, in_worker, ("exchange_weights", work, output))]
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_what_was_loaded_streams_out_unchanged(results, paths, model, layout):
+    for answer in results:
+        assert not isinstance(answer[model, layout], str), answer[model, layout]
+        _, names, equal = answer[model, layout]
+        assert equal
+        stored = [name for name in read_tensors(paths[model]) if layout == "pp2_mtp" or not name.startswith("mtp.")]
+        assert sorted(names) == sorted(stored)
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_processes_together_read_the_checkpoint_about_once(results, paths, model, layout):
+    read = sum(answer[model, layout][0] for answer in results)
+    wanted = [tensor for name, tensor in read_tensors(paths[model]).items() if name in results[0][model, layout][1]]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in wanted)
+    assert size <= read <= 1.2 * size
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_a_saved_folder_holds_the_same_model(results, paths, output, model, layout):
+    saved, original = read_tensors(output / layout / model), read_tensors(paths[model])
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], original[name]) for name in saved)
+    assert json.loads((output / layout / model / "config.json").read_text())["architectures"]
+
+
+def test_a_saved_folder_loads_in_transformers(results, output):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(output / "tp2_ep2" / "gdn_moe", dtype=torch.float32)
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_the_plan_names_what_streams_out(results, paths):
+    for model, layout in CASES:
+        plan = export_plan(read_model(paths[model]), "float32", with_mtp=layout == "pp2_mtp")
+        assert [spec.name for spec in plan] == results[0][model, layout][1]
+        tensors = read_tensors(paths[model])
+        assert all(tuple(tensors[spec.name].shape) == spec.shape for spec in plan)
+
+
+@pytest.fixture(scope="module")
+def damaged(paths, tmp_path_factory: pytest.TempPathFactory):
+    folder, source = tmp_path_factory.mktemp("damaged"), paths["dense"]
+    tensors = read_tensors(source)
+    name = "model.layers.2.mlp.up_proj.weight"
+    cases = {
+        "missing": {key: value for key, value in tensors.items() if key != name},
+        "extra": tensors | {"model.layers.2.mlp.surprise": torch.zeros(3)},
+        "shape": tensors | {name: torch.zeros(7, 48)},
+    }
+    found = {case: write_tensors(source, folder / case, changed) for case, changed in cases.items()}
+    found["truncated"] = folder / "truncated"
+    shutil.copytree(source, found["truncated"])
+    file = found["truncated"] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    found["empty"] = folder / "empty"
+    found["empty"].mkdir()
+    shutil.copy(source / "config.json", found["empty"])
+    return run_processes(1, in_worker, ("load_damaged", found))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("missing", "model.layers.2.mlp.up_proj.weight is missing"),
+        ("extra", "model.layers.2.mlp.surprise is not known"),
+        ("shape", "has shape [7, 48] instead of [64, 48]"),
+        ("truncated", "is not a readable safetensors file"),
+        ("empty", "has no *.safetensors files"),
+    ],
+)
+def test_a_damaged_folder_is_refused_and_nothing_is_loaded(damaged, case, sentence):
+    message, untouched = damaged[case]
+    assert sentence in message
+    assert untouched

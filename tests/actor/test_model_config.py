@@ -1,0 +1,131 @@
+"""`config.json` alone describes a model; what would change the maths and is not built is refused by name."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from model_support import DENSE, EXPERTS, GDN_MOE, HYBRID, MOE, SHARED, TinyModel
+
+from actor.models.families import read_model
+from rlpipe.errors import ModelError
+
+
+def config_of(model: TinyModel, architecture: str, **changes):
+    return json.loads(model.config().to_json_string()) | {"architectures": [architecture]} | changes
+
+
+def dense(**changes):
+    return config_of(DENSE, "Qwen3ForCausalLM", **changes)
+
+
+def moe(**changes):
+    return config_of(MOE, "Qwen3MoeForCausalLM", **changes)
+
+
+def hybrid(**changes):
+    return config_of(GDN_MOE, "Qwen3_5MoeForCausalLM", **changes)
+
+
+def test_a_hybrid_config_is_described_whole():
+    model = read_model(hybrid())
+    assert model.layer_kinds == ("linear_attention", "full_attention") * 2
+    assert model.expert_layers == (True,) * 4
+    assert model.rope.dimensions == 4
+    assert model.attention_output_gate
+    assert model.zero_centered_norm
+    assert model.experts is not None
+    assert (model.experts.experts, model.experts.top_k, model.experts.shared_width) == (4, 2, 32)
+    assert model.experts.normalize_top_k
+
+
+def test_defaults_come_from_transformers():
+    raw = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2}
+    model = read_model(raw)
+    assert (model.hidden_size, model.head_dim, model.vocab_size) == (4096, 128, 151936)
+
+
+def test_full_attention_interval_gives_the_layer_kinds():
+    raw = hybrid(full_attention_interval=4, num_hidden_layers=8)
+    del raw["layer_types"]
+    assert read_model(raw).layer_kinds == (("linear_attention",) * 3 + ("full_attention",)) * 2
+
+
+def test_experts_follow_mlp_only_layers_and_the_sparse_step():
+    assert read_model(moe(mlp_only_layers=[0, 2])).expert_layers == (False, True, False, True)
+    assert read_model(moe(decoder_sparse_step=2)).expert_layers == (False, True, False, True)
+
+
+def test_the_text_part_of_a_vision_language_wrapper_is_read():
+    text = hybrid()
+    del text["architectures"]
+    raw = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "vision_config": {"depth": 2},
+        "image_token_id": 5,
+    }
+    model = read_model(raw)
+    assert model.weight_prefix == "model.language_model."
+    assert model.layers == 4
+    with pytest.raises(ModelError, match="surprise"):
+        read_model(raw | {"surprise": 1})
+    with pytest.raises(ModelError, match="surprise"):
+        read_model(raw | {"text_config": text | {"surprise": 1}})
+
+
+def test_multi_modal_rope_is_plain_rope_for_text():
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    sections = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    assert read_model(hybrid(rope_parameters=rope | sections)).rope == read_model(hybrid()).rope
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (dense(architectures=["Gemma3ForCausalLM"]), "Gemma3ForCausalLM"),
+        (dense(architectures=[]), "architectures"),
+        (dense(new_trick=True), "new_trick"),
+        (dense(use_sliding_window=True, sliding_window=64, layer_types=None), "sliding"),
+        (dense(layer_types=["full_attention"] * 3 + ["sliding_attention"]), "sliding_attention"),
+        (dense(attention_bias=True), "attention_bias"),
+        (dense(hidden_act="gelu"), "hidden_act"),
+        (dense(attention_dropout=0.1), "attention_dropout"),
+        (dense(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "linear"),
+        (dense(num_key_value_heads=3), "num_key_value_heads"),
+        (moe(output_router_logits=True), "output_router_logits"),
+        (moe(num_experts_per_tok=9), "num_experts_per_tok"),
+        (hybrid(linear_num_value_heads=3), "linear_num_value_heads"),
+        (hybrid(attn_output_gate=False), "attn_output_gate"),
+        (hybrid(layer_types=["chunked_attention"] * 4), "chunked_attention"),
+        (hybrid(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+        (config_of(TinyModel("l", "llama"), "LlamaForCausalLM", mlp_bias=True), "mlp_bias"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(raw, named):
+    with pytest.raises(ModelError) as error:
+        read_model(raw)
+    assert named in str(error.value)
+
+
+def test_a_missing_or_broken_file_is_one_sentence(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        read_model(tmp_path)
+
+
+def test_reading_a_config_imports_no_megatron():
+    code = "import sys, actor.models.families, actor.hf.plan; assert 'megatron' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_names_of_published_qwen_configs_are_known():
+    """Keys of Qwen3-Next's and Qwen3.5's published files beyond transformers' own."""
+    next_model = TinyModel("next", "qwen3_next", HYBRID | EXPERTS | SHARED)
+    raw = config_of(next_model, "Qwen3NextForCausalLM", full_attention_interval=4, rope_scaling=None)
+    assert read_model(raw).gated_delta_net is not None
+    extra = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "attn_output_gate": True}
+    assert read_model(hybrid(mamba_ssm_dtype="float32", **extra)).mtp_layers == 1
