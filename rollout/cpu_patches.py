@@ -1,6 +1,7 @@
 """What SGLang does differently in a scheduler process without a GPU: every replacement in one table.
 
-Each replaced function launches a Triton kernel or assumes CUDA; the replacement is plain torch with the same result.
+Each replaced function launches a Triton kernel, assumes CUDA or is slow; the replacement is plain torch with the same
+result.
 The signatures are those of SGLang 0.5.17.
 """
 
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 
 from rlpipe.errors import RolloutError
 from rollout import batch_invariance
+from rollout.cpu_attention import decode_attention
+
+_ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
 
 
 def install() -> None:
@@ -21,6 +25,8 @@ def install() -> None:
         if not hasattr(module, attribute):
             raise RolloutError(f"{path} does not exist in the installed SGLang; rollout/cpu_patches.py must be adapted")
         setattr(module, attribute, replacement)
+    backend = importlib.import_module(_ATTENTION).TorchNativeAttnBackend
+    backend._run_sdpa_forward_decode = decode_attention
     _use_seeded_sampler()
 
 
