@@ -2,11 +2,11 @@
 
 from contextlib import ExitStack
 
-from rewards.pool import GradingPool
 from rlpipe.config.root import Config
 from rlpipe.console import Console
 from rlpipe.errors import ConfigError
 from rlpipe.evaluation import Evaluation
+from rlpipe.grading import open_grading
 from rlpipe.inputs import load_inputs
 from rlpipe.placement import engine_placement, ray_cluster
 from rlpipe.rollouts import Rollouts
@@ -20,9 +20,7 @@ def evaluate(config: Config) -> dict[str, float]:
     inputs = load_inputs(config)
     console = Console(config.run.iterations, to_stderr=True)
     with ExitStack() as stack:
-        grading = stack.enter_context(
-            GradingPool(config.reward.workers, config.reward.timeout_seconds, config.reward.score_on_failure)
-        )
+        grading = stack.enter_context(open_grading(config.reward))
         stack.enter_context(ray_cluster(config))
         placement = stack.enter_context(engine_placement(config))
         pool = RolloutPool.start(config, config.model.path, placement)

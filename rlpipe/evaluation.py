@@ -42,6 +42,7 @@ class Evaluation:
             asks = ask_groups(prefix, prompts, self._config.eval.samples_per_prompt, self._sampling)
             samples = rollouts.graded(rollouts.generate(asks, self._config.deadlines.rollout_seconds))
             metrics.update({f"eval/{name}/{key}": value for key, value in score(samples).items()})
+            metrics[f"eval/{name}/grading_failures_count"] = float(rollouts.take_grading_failures())
         return metrics
 
 

@@ -78,6 +78,11 @@ class Rollouts:
         graded = [sample.reward for sample in samples if sample.reward]
         return rewards.metrics.summarize(graded, self._grading.take_failures())
 
+    def take_grading_failures(self) -> int:
+        """Responses whose grading timed out or failed since the last call of this or of `grading_metrics`."""
+        failures = self._grading.take_failures()
+        return len(failures.timeouts) + len(failures.errors)
+
     def _sample(self, ask: Ask, generation: Generation) -> Sample:
         text = str(self._tokenizer.decode(list(generation.token_ids), skip_special_tokens=True))
         return to_sample(ask.prompt, ask.group_id, generation, text)

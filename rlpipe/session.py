@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from actor.group import ActorGroup
-from rewards.pool import GradingPool
 from rlpipe.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
 from rlpipe.config.root import Config
 from rlpipe.console import Console
 from rlpipe.data import PromptSet, PromptStream
 from rlpipe.data.stream import StreamState
 from rlpipe.evaluation import Evaluation
+from rlpipe.grading import open_grading
 from rlpipe.inputs import Inputs, load_inputs
 from rlpipe.iteration import IterationLog, IterationRecord
 from rlpipe.learner import Learner
@@ -101,9 +101,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     checkpoint = checkpoint_to_resume(directory, resume)
     config = _with_saved_reference(config, directory)
     with ExitStack() as stack:
-        grading = stack.enter_context(
-            GradingPool(config.reward.workers, config.reward.timeout_seconds, config.reward.score_on_failure)
-        )
+        grading = stack.enter_context(open_grading(config.reward))
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config))
             actor_bundles, engine_bundles = stack.enter_context(placements(config))

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from rewards.metrics import graded_table
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.flops import load_model_shape, model_flops, tflops_per_gpu
@@ -85,16 +86,5 @@ def training_seconds(report: "TrainReport") -> dict[str, float]:
 
 def write_samples(path: Path, iteration: int, samples: Sequence[Sample]) -> None:
     """Append a few graded samples, spread over the iteration's groups."""
-    stride = max(1, len(samples) // _KEPT_SAMPLES)
-    for sample in samples[::stride][:_KEPT_SAMPLES]:
-        row = {
-            "iteration": iteration,
-            "sample_id": sample.sample_id,
-            "prompt": sample.prompt.text,
-            "response": sample.response_text,
-            "label": sample.prompt.label,
-            "status": sample.status.value,
-        }
-        if sample.reward is not None:
-            row |= {"reward": sample.reward.score, "correct": sample.reward.correct, "reason": sample.reward.reason}
-        append_json_line(path, row)
+    for row in graded_table(samples, _KEPT_SAMPLES):
+        append_json_line(path, {"iteration": iteration, **row})
