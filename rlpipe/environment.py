@@ -5,8 +5,6 @@ import os
 _DEFAULTS = {
     # Telemetry and progress bars of libraries have no place in a run's output.
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A busy machine takes longer than the default of half a minute to start a raylet.
-    "RAY_raylet_start_wait_time_s": "180",
     # The workers are the job: by default Ray lets everything else on the machine go first.
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -46,7 +46,10 @@ def ray_cluster(config: Config) -> Iterator[None]:
                 log_to_driver=False,
                 namespace=config.run.name,
             )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        # A raylet that is slow to start is reported by Ray as a bare Exception.
+        if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and type(error) is not Exception:
+            raise
         first = str(error).splitlines()[0]
         where = config.ray.address or "on this machine"
         raise ResourceError(f"ray: no cluster at {where}: {first}; check ray.address") from None
