@@ -26,6 +26,7 @@ from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
 from rollout.environment import engine_environment
+from rollout.litter import remove_opened_files
 from rollout.pool import RolloutPool
 
 
@@ -61,6 +62,7 @@ class RawEngine:
         return sum(len(answer["output_ids"]) for answer in answers)
 
     def stop(self) -> None:
+        remove_opened_files(self._engine.port_args.instance_id)
         self._engine.shutdown()
 
 

@@ -36,7 +36,8 @@ class EngineConfig(Section):
     """Data type of weights and activations."""
 
     kv_cache_tokens: int | None = Field(None, ge=1)
-    """Capacity of the KV pool in tokens; from `memory_fraction` when empty (a GPU only)."""
+    """Capacity of the KV pool in tokens; when empty, from `memory_fraction` on a GPU, and on a CPU enough for
+    `max_running_requests` requests of the longest kind."""
 
     max_running_requests: int = Field(256, ge=1)
     """Requests decoded at the same time."""
@@ -48,7 +49,8 @@ class EngineConfig(Section):
     """Longest prompt plus response; from the model's config when empty."""
 
     deterministic: bool = True
-    """Derive each sample's random numbers from its id alone, so that batch order and restarts do not change it."""
+    """Derive each sample's random numbers from its id alone, and compute it alike in every batch (docs/determinism.md).
+    Costs nothing on a CPU, and speed on a GPU."""
 
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `sglang.srt.server_args.ServerArgs`, by their name there."""
