@@ -9,6 +9,19 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
 
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows `offsets[e - 1]` to `offsets[e]` of x [n, in] times weight[e] transposed; weight: [experts, out, in].
+
+    The kernel wants rows of a multiple of 16 bytes; other sizes (only tiny models have them) are filled with zeros.
+    """
+    multiple = 16 // x.element_size()
+    wide, deep = -weight.shape[1] % multiple, -weight.shape[2] % multiple
+    if not wide and not deep:
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
+    filled = F.grouped_mm(F.pad(x, (0, deep)), F.pad(weight, (0, deep, 0, wide)).transpose(1, 2), offs=offsets)
+    return filled[:, : weight.shape[1]].contiguous()
+
+
 class GroupedExperts(MegatronModule):
     """This rank's experts (SwiGLU, no bias, never split within: expert tensor parallelism is 1).
 
@@ -49,10 +62,9 @@ class GroupedExperts(MegatronModule):
             weights = self.weight1.sum() + self.weight2.sum()
             return (tokens * probabilities.unsqueeze(-1) + 0 * weights).to(tokens.dtype), None
         offsets = tokens_per_expert.to(tokens.device).cumsum(0).to(torch.int32)
-        gate_up = F.grouped_mm(tokens, self.weight1.transpose(1, 2), offs=offsets)
-        gate, up = gate_up.chunk(2, -1)
+        gate, up = grouped_product(tokens, self.weight1, offsets).chunk(2, -1)
         inner = (F.silu(gate) * up * probabilities.unsqueeze(-1)).to(tokens.dtype)
-        return F.grouped_mm(inner, self.weight2.transpose(1, 2), offs=offsets), None
+        return grouped_product(inner, self.weight2, offsets), None
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None

@@ -1,5 +1,6 @@
 """What the model tests share: tiny random checkpoints of every family, and transformers' answers for packs."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -148,6 +149,24 @@ def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         fused[root + ".experts.gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in parts])
         fused[root + ".experts.down_proj"] = torch.stack([down for _, _, down in parts])
     return fused
+
+
+def wrap_in_vision_language(source: Path, target: Path) -> Path:
+    """A checkpoint as vision-language models store it: nested text configuration and names, a vision tower beside."""
+    text = json.loads((source / "config.json").read_text())
+    text.pop("architectures")
+    tensors = {
+        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
+        for name, tensor in read_tensors(source).items()
+    }
+    write_tensors(source, target, tensors | {"model.visual.patch_embed.proj.weight": torch.ones(3, 2)})
+    wrapper = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+    }
+    (target / "config.json").write_text(json.dumps(wrapper))
+    return target
 
 
 def add_mtp(source: Path, target: Path) -> Path:

@@ -1,10 +1,14 @@
 """What the model tests run inside spawned workers (`train_support.run_processes`); imports Megatron."""
 
+import os
+import sys
 import traceback
+import types
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from actor.head import response_logprobs
 from actor.hf.export import iter_export, save_hf
 from actor.hf.load import load_hf
 from actor.layers.context_parallel import gather_tokens
+from actor.layers.gdn_kernels import load_kernels
 from actor.layers.gdn_torch import chunked_delta_rule
 from actor.layers.packed import PackedSequences, pack_to_device
 from actor.models.build import build_model, read_model, reduce_replicated_gradients
@@ -28,7 +33,7 @@ from actor.models.transformer_config import transformer_config
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import ModelError
+from rlpipe.errors import ActorError, ModelError
 from rlpipe.pack import Pack
 
 
@@ -284,6 +289,46 @@ def gdn_kernel_errors(rank: int, count: int) -> dict[str, float]:
     names = ("query", "key", "value", "decay", "beta")
     pairs |= dict(zip(names, zip(ours, theirs, strict=True), strict=True))
     return {name: float((a - b).norm() / b.norm()) for name, (a, b) in pairs.items()}
+
+
+def gdn_backend_calls(rank: int, count: int) -> dict[str, Any]:
+    """What the fla backend hands to a stand-in for fla, and what it says where there is no CUDA.
+
+    No fla kernel runs without a GPU; the arguments (heads unrepeated, lengths on both sides, FlashQLA switched off
+    before the import) are what can be wrong on this side of them.
+    """
+    answer: dict[str, Any] = {}
+    try:
+        load_kernels("fla")
+    except ActorError as error:
+        answer["message"] = str(error)
+
+    def rule(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
+        answer["shapes"] = [tuple(x.shape) for x in (query, key, value, options["g"], options["beta"])]
+        answer["options"] = sorted(options)
+        answer["dtype"] = str(options["cu_seqlens"].dtype)
+        return value, None
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
+        return x, None
+
+    modules = {"fla": {}, "fla.ops": {}, "fla.modules": {}}
+    modules["fla.ops.gated_delta_rule"] = {"chunk_gated_delta_rule": rule}
+    modules["fla.modules.convolution"] = {"causal_conv1d": convolution}
+    for name, content in modules.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(content)
+    with mock.patch("torch.cuda.is_available", lambda: True):
+        kernels = load_kernels("auto")
+    sequences = PackedSequences(ends=(0, 4, 10))
+    q, v, g = torch.ones(10, 2, 8), torch.ones(10, 6, 8), torch.ones(10, 6)
+    answer["backend"] = kernels.backend
+    answer["output"] = tuple(kernels.delta_rule(q, q, v, g, g, sequences).shape)
+    answer["convolved"] = tuple(kernels.convolve(torch.ones(10, 5), torch.ones(5, 4), sequences).shape)
+    answer["flash_qla"] = os.environ["FLA_FLASH_QLA"]
+    for name in modules:
+        del sys.modules[name]
+    return answer
 
 
 def _recurrence(

@@ -34,7 +34,7 @@ def messages():
         name: (json.loads(model.config().to_json_string()) | {"architectures": [architecture]}, parallel)
         for name, (model, architecture, parallel, _) in REFUSALS.items()
     }
-    return run_processes(1, in_worker, ("refused_layouts", cases), ("gdn_kernel_errors",))[0]
+    return run_processes(1, in_worker, ("refused_layouts", cases), ("gdn_kernel_errors",), ("gdn_backend_calls",))[0]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -46,6 +46,20 @@ def test_the_chunked_delta_rule_equals_the_recurrence(messages):
     """Outputs and all five gradients against one token at a time in float64; lengths around the chunk size."""
     for name, error in messages[1].items():
         assert error < 1e-5, name
+
+
+def test_the_fla_backend_gets_unrepeated_heads_and_host_lengths(messages):
+    answer = messages[2]
+    assert answer["backend"] == "fla"
+    assert answer["shapes"] == [(1, 10, 2, 8), (1, 10, 2, 8), (1, 10, 6, 8), (1, 10, 6), (1, 10, 6)]
+    assert answer["options"] == ["beta", "cu_seqlens", "cu_seqlens_cpu", "g", "use_qk_l2norm_in_kernel"]
+    assert answer["dtype"] == "torch.int32"
+    assert (answer["output"], answer["convolved"]) == ((10, 6, 8), (10, 5))
+    assert answer["flash_qla"] == "0"
+
+
+def test_a_gpu_kernel_without_a_gpu_is_refused(messages):
+    assert "needs CUDA" in messages[2]["message"]
 
 
 def test_multi_token_prediction_needs_its_layer(messages):
