@@ -81,7 +81,8 @@ def transformers_answer(path: Path, pack: Pack) -> tuple[torch.Tensor, dict[str,
     """
     from transformers import AutoModelForCausalLM
 
-    module = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **plain)
     module.train()
     parts = []
     for start, end in pairwise(pack.cu_seqlens_padded):
