@@ -1,11 +1,14 @@
 """Finds the packs behind a gradient that is not finite, by going through them one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from actor.device import compute_device
 from actor.layout import ActorLayout
+from actor.models.policy import take_mtp_loss
 from actor.passes import HeadOptions, forward_backward
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.pack import Pack
@@ -26,13 +29,26 @@ def packs_with_bad_gradients(
     packs.
     """
     culprits: list[str] = []
-    for pack in packs:
-        for chunk in chunks:
-            chunk.zero_grad_buffer()  # type: ignore[operator]
-        forward_backward(chunks, layout.filled([pack]), head, algorithm)
-        if not _finite(chunks):
-            culprits += pack.sample_ids
+    with _gradients_stay_local(chunks):
+        for pack in packs:
+            for chunk in chunks:
+                chunk.zero_grad_buffer()  # type: ignore[operator]
+            forward_backward(chunks, layout.filled([pack]), head, algorithm)
+            if not _finite(chunks):
+                culprits += pack.sample_ids
+            take_mtp_loss(chunks[-1])  # of this pass, so that it does not count in the next step
     return tuple(culprits)
+
+
+@contextmanager
+def _gradients_stay_local(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """No data-parallel exchange in the backward pass: all chunks share one wrapper configuration."""
+    options: Any = chunks[0].ddp_config
+    overlap, options.overlap_grad_reduce = options.overlap_grad_reduce, False
+    try:
+        yield
+    finally:
+        options.overlap_grad_reduce = overlap
 
 
 def _finite(chunks: Sequence[torch.nn.Module]) -> bool:

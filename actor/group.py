@@ -51,6 +51,7 @@ class ActorGroup:
         self._config = config
         self._workers = workers
         self._addresses = addresses
+        self._answering = True
         self.layout = ActorLayout.of(config.actor)
 
     @classmethod
@@ -146,11 +147,12 @@ class ActorGroup:
         return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])
 
     def stop(self) -> None:
-        """End the processes, after a running save is complete. Safe to call twice and after a failure."""
+        """End the processes, after a running save is complete; at once if a call was interrupted or failed, because
+        processes may then wait for each other. Safe to call twice."""
         import ray
 
         workers, self._workers = self._workers, []
-        if workers and self._addresses:
+        if workers and self._addresses and self._answering:
             ray.wait([worker.run.remote("stop") for worker in workers], num_returns=len(workers), timeout=_STOP_SECONDS)
         for worker in workers:
             ray.kill(worker)
@@ -212,8 +214,9 @@ class ActorGroup:
         """Answers in rank order; an error that a worker meant for the user is raised as that error."""
         import ray
 
+        self._answering = False
         try:
-            return gather(references, self._addresses, deadline_seconds, phase)
+            answers = gather(references, self._addresses, deadline_seconds, phase)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, RlpipeError):
                 raise error.cause from None
@@ -223,6 +226,8 @@ class ActorGroup:
             raise ActorError(
                 f"{phase}: a process of the actor ended ({first}); see its log in Ray's session folder"
             ) from None
+        self._answering = True
+        return answers
 
 
 class _Process:

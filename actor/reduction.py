@@ -47,6 +47,13 @@ def first_non_finite(results: Sequence[PackResult]) -> tuple[str, ...] | None:
     )
 
 
+def sum_over_data_and_context(value: torch.Tensor) -> float:
+    """Sum of a scalar that each data and context rank of this pipeline stage has a part of. Collective over them."""
+    total = value.detach().to(torch.float64)
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return float(total)
+
+
 def any_rank(flag: bool) -> bool:
     """True on every process if `flag` is true on one. Collective over all processes."""
     value = torch.tensor([float(flag)], device=compute_device())

@@ -21,10 +21,10 @@ from actor.hf.placement import global_name
 from actor.layout import ActorLayout
 from actor.models.build import build_model, read_model
 from actor.models.description import ModelDescription
-from actor.models.policy import PolicyModel
+from actor.models.policy import PolicyModel, take_mtp_loss
 from actor.optimizer import Optimizer, freeze
 from actor.passes import HeadOptions, forward_backward, score_packs
-from actor.reduction import any_rank, first_non_finite, reduce_metrics, union_of_ids
+from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
 from actor.reference import ReferenceWeights
 from actor.report import RankTrainReport, StepReport, StepSeconds, UpdateCounts
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
@@ -87,17 +87,17 @@ class Trainer:
         results = forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
         synchronize()
         middle = time.perf_counter()
+        self.optimizer.finish_gradients()
+        metrics = reduce_metrics(results) | self._mtp_metric()
         culprits = first_non_finite(results)
         reason, norm = None, math.nan
         if any_rank(culprits is not None):
             reason = "the loss or a log-probability is not finite"
         else:
-            self.optimizer.finish_gradients()
             norm = self.optimizer.gradient_norm()
             if not math.isfinite(norm):
                 reason = f"the gradient norm is {norm}"
                 culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm, self.layout)
-        metrics = reduce_metrics(results)
         metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
         if reason is None:
             self.optimizer.step(norm)
@@ -137,6 +137,11 @@ class Trainer:
         temperature = 1.0 if algorithm.loss == "sft" else self.options.temperature
         return HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, temperature)
 
+    def _mtp_metric(self) -> dict[str, float]:
+        """Loss of the multi-token-prediction layers; {} where this rank trains none."""
+        loss = take_mtp_loss(self.policy[-1])
+        return {} if loss is None else {"train/mtp_loss": sum_over_data_and_context(loss)}
+
     def _load_weights(self) -> ReferenceWeights | None:
         """Load the reference first where it has its own folder, so that one set of device weights suffices."""
         if self.options.keep_reference and self.options.reference_path is not None:
@@ -170,15 +175,20 @@ class Trainer:
 
 def _wrap(policy: Sequence[PolicyModel]) -> list[torch.nn.Module]:
     """Data-parallel wrappers. Gradients are summed, never averaged: `calculate_per_token_loss` is set in the model's
-    configuration, and the global denominator is inside the loss weights."""
+    configuration, and the global denominator is inside the loss weights. Where there are several data or context ranks,
+    gradients travel during the backward pass of the last pack."""
+    several = parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
     options = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False, check_for_nan_in_grad=False
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=several,
+        check_for_nan_in_grad=False,
     )
     wrapped: list[torch.nn.Module] = [
         DistributedDataParallel(chunk.config, options, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(policy)
     ]
-    if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
+    if several:
         syncs = [chunk.no_sync for chunk in wrapped]
         policy[0].config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
     return wrapped
