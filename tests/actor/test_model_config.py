@@ -75,6 +75,23 @@ def test_the_text_part_of_a_vision_language_wrapper_is_read():
         read_model(raw | {"text_config": text | {"surprise": 1}})
 
 
+def test_older_files_say_the_rotary_base_and_scaling_at_the_top():
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rope_theta": 500000.0,
+        "rope_scaling": scaling | {"original_max_position_embeddings": 8192},
+    }
+    rope = read_model(raw).rope
+    assert rope.theta == 500000.0
+    assert rope.scaling is not None
+    assert (rope.scaling.factor, rope.scaling.original_max_positions) == (8.0, 8192)
+    older = hybrid(rope_theta=1e7, partial_rotary_factor=0.5)
+    del older["rope_parameters"]
+    assert (read_model(older).rope.theta, read_model(older).rope.dimensions) == (1e7, 8)
+
+
 def test_multi_modal_rope_is_plain_rope_for_text():
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     sections = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
