@@ -238,6 +238,8 @@ class _Process:
             "CUDA_DEVICE_MAX_CONNECTIONS", "1"
         )  # orders Megatron's overlapped kernels and collectives
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        # SGLang sets this in its processes; ranks of one NCCL group that differ in it fail with a CUDA error.
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
         from actor.worker import ActorWorker
 
         self._worker = ActorWorker(config, rank)

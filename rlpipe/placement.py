@@ -63,7 +63,7 @@ def ray_cluster(config: Config) -> Iterator[None]:
 def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
     """Bundles of (actor processes, engines); given back at the end. Raises ResourceError when they do not fit."""
     if config.ray.colocate and cluster_gpus():
-        with _reserved("colocated", config.actor.processes, 1, config) as shared:
+        with _reserved("colocated", config.actor.processes, 1, config, cpus=2) as shared:
             half = replace(shared, gpus_per_bundle=0.5)
             yield half, half
         return
@@ -124,12 +124,12 @@ def _workers(config: Config) -> int:
 
 
 @contextmanager
-def _reserved(role: str, bundles: int, gpus: int, config: Config) -> Iterator[Placement]:
+def _reserved(role: str, bundles: int, gpus: int, config: Config, cpus: int = 1) -> Iterator[Placement]:
     import ray
     from ray.util import placement_group, remove_placement_group
 
     gpus = gpus if cluster_gpus() else 0
-    bundle = {"CPU": 2, "GPU": gpus} if gpus else {"CPU": 1}
+    bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     group = placement_group([bundle] * bundles, strategy="PACK", name=f"{config.run.name}-{role}")
     try:
         if not group.wait(min(_RESERVE_SECONDS, config.deadlines.start_seconds)):

@@ -1,14 +1,17 @@
 """Sending the actor's weights to all engines, with the version they then sample under."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlpipe.config.root import Config
+from rlpipe.errors import WeightSyncError
 from rlpipe.placement import Placement, cluster_gpus, free_endpoint
 from rlpipe.weights import WeightGroup
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
     from rollout.pool import RolloutPool
+    from rollout.requests import WeightReceipt
 
 
 class WeightSync:
@@ -26,7 +29,9 @@ class WeightSync:
         """Returns the metrics of the transfer once all engines hold `version`."""
         receiving = self._pool.start_receiving(self._plan, version)
         report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
-        self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
+        receipts = self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
+        if self._config.weight_sync.verify:
+            _compare(report.checksums, receipts)
         self.version = version
         return {
             "weight_sync/version": float(version),
@@ -48,3 +53,13 @@ class WeightSync:
         engines = self._pool.join_weight_group(group)
         self._actor.begin_join_weight_group(group).result()
         self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "weight_sync")
+
+
+def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:
+    for receipt in receipts:
+        different = [index for index, (a, b) in enumerate(zip(sent, receipt.checksums, strict=True)) if a != b]
+        if different:
+            raise WeightSyncError(
+                f"engine {receipt.engine} received other bytes than were sent for version {receipt.version} in "
+                f"{len(different)} of {len(sent)} buckets, the first is bucket {different[0]}; check the network and memory"
+            )
