@@ -61,5 +61,6 @@ def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:
         if different:
             raise WeightSyncError(
                 f"engine {receipt.engine} received other bytes than were sent for version {receipt.version} in "
-                f"{len(different)} of {len(sent)} buckets, the first is bucket {different[0]}; check the network and memory"
+                f"{len(different)} of {len(sent)} buckets, the first is bucket {different[0]}; check "
+                "the network and the memory of the nodes"
             )
