@@ -9,7 +9,6 @@ from train_support import in_train_worker, run_processes, write_policy
 
 LAYOUTS = {
     "tp2_sp": {"tensor": 2, "sequence": True},
-    "pp2": {"pipeline": 2},
     "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
     "cp2": {"context": 2},
     "dp2": {},
