@@ -90,27 +90,3 @@ def _fix_optimizer_load() -> None:
 def _allow_optimizer_classes_in_checkpoints() -> None:
     """HybridDeviceOptimizer keeps its optimizer classes in param_groups, so they end in common.pt (B4)."""
     torch.serialization.add_safe_globals([torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
-
-
-def init_optimizer_state(optimizer: Any) -> None:
-    """Give a fresh Megatron optimizer zero moments, so that a distributed checkpoint can be loaded into it.
-
-    `DistributedOptimizer.state_dict` needs a "step" in every inner state (distrib_optimizer.py:641). With CPU offload
-    this moves the weights by one dummy step: load the checkpoint right after.
-    """
-    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
-
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = part.optimizer
-        if inner is None or len(inner.state):
-            continue
-        if isinstance(inner, HybridDeviceOptimizer):
-            inner.dummy_step()
-            continue
-        for group in inner.param_groups:
-            for param in group["params"]:
-                inner.state[param] = {
-                    "step": torch.tensor(0.0),
-                    "exp_avg": torch.zeros_like(param),
-                    "exp_avg_sq": torch.zeros_like(param),
-                }

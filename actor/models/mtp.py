@@ -27,8 +27,11 @@ from actor.layers.norm import Norm
 class MtpDepth(MegatronModule):
     """norm(embedding of the next token) and norm(hidden state), projected together, one layer, a final norm."""
 
-    def __init__(self, config: Any, *, layer_spec: ModuleSpec, vp_stage: int | None = None, **_: object) -> None:
+    def __init__(
+        self, config: Any, *, layer_spec: ModuleSpec, layer_number: int, vp_stage: int | None = None, **_: object
+    ) -> None:
         super().__init__(config=config)
+        self.layer_number = layer_number
         hidden = config.hidden_size
         self.enorm = Norm(config, hidden, eps=config.layernorm_epsilon)
         self.hnorm = Norm(config, hidden, eps=config.layernorm_epsilon)

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from model_support import read_tensors, weights_of
 from numpy.typing import NDArray
@@ -354,3 +354,29 @@ def _recurrence(
             state = state + torch.einsum("hk,hv->hkv", k[t], error)
             outputs.append(torch.einsum("hkv,hk->hv", state, q[t]))
     return torch.stack(outputs)
+
+
+def reshard(rank: int, count: int, path: Path, folder: Path, layouts: list[dict[str, Any]]) -> list[list[str]]:
+    """Save a model in the first layout and load it in each of the others: the tensors that came out changed."""
+    wanted, changed = read_tensors(path), []
+    for position, parallel in enumerate(layouts):
+        actor = ActorConfig.model_validate(
+            {"processes": count, "dtype": "float32", "train_mtp": True, "parallel": parallel}
+        )
+        start_model_parallel(actor, seed=1)
+        description = read_model(path)
+        chunks = build_model(description, actor)
+        metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+        if position == 0:
+            load_hf(chunks, description, path)
+            dist_checkpointing.save(chunks[0].sharded_state_dict(metadata=metadata), str(folder))
+        else:
+            for parameter in chunks[0].parameters():
+                parameter.data.fill_(torch.nan)
+            chunks[0].load_state_dict(
+                dist_checkpointing.load(chunks[0].sharded_state_dict(metadata=metadata), str(folder))
+            )
+            exported = iter_export(chunks, description, everywhere=True, with_mtp=True)
+            changed.append([name for name, tensor in exported if not torch.equal(tensor, wanted[name])])
+        parallel_state.destroy_model_parallel()
+    return changed
