@@ -32,6 +32,7 @@ class IterationRecord:
     def __init__(self, number: int, start_seconds: float, console: Console) -> None:
         self.number = number
         self.metrics: dict[str, float] = {}
+        self.sample_rows: list[dict[str, object]] = []
         self._clock = PhaseClock()
         # The iteration begins where the one before ended, so writing that one's row is this one's first phase.
         self._clock.add("tracking", time.perf_counter() - start_seconds)
@@ -88,6 +89,8 @@ class IterationLog:
         yield record
         self._end_seconds = record.finish()
         self._trackers.log(number, record.metrics)
+        if record.sample_rows:
+            self._trackers.log_samples(number, record.sample_rows)
         self._console.row(number, record.metrics)
 
     def restart_clock(self) -> None:

@@ -19,9 +19,8 @@ from rlpipe.iteration import IterationLog, IterationRecord
 from rlpipe.learner import Learner
 from rlpipe.placement import placements, ray_cluster
 from rlpipe.rollouts import Rollouts, ask_groups
-from rlpipe.run_directory import RunDirectory, drop_rows_from, open_run_directory
+from rlpipe.run_directory import RunDirectory, open_run_directory
 from rlpipe.sample import Prompt, Sample
-from rlpipe.summaries import write_samples
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.tracking import open_trackers
 from rlpipe.weight_sync import WeightSync
@@ -68,10 +67,6 @@ class Session:
             state = RunState(iteration, self.prompts.state.epoch, self.prompts.state.position)
             self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
 
-    def keep_samples(self, iteration: int, samples: list[Sample]) -> None:
-        """Write a few graded samples for the report."""
-        write_samples(self.directory.samples, iteration, samples)
-
     def close(self) -> None:
         """Finish what is still being written, and write the final policy where that is asked for."""
         self.actor.finish_checkpoint()
@@ -116,7 +111,6 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         weights = WeightSync(config, actor, pool, actor_bundles)
         weights.push(state.iteration)
 
-        drop_rows_from(directory.samples, state.iteration + 1)
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
         stream_state = StreamState(state.epoch, state.position)
         yield Session(

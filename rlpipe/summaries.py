@@ -1,23 +1,18 @@
 """Metrics of an iteration's samples, engines and packs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from rewards.metrics import graded_table
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.flops import load_model_shape, model_flops, tflops_per_gpu
 from rlpipe.iteration import IterationRecord
-from rlpipe.run_directory import append_json_line
 from rlpipe.sample import Sample, Status
 from rollout.requests import EngineUsage
 
 if TYPE_CHECKING:
     from actor.report import TrainReport
-
-_KEPT_SAMPLES = 4
 
 
 def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
@@ -82,9 +77,3 @@ def training_seconds(report: "TrainReport") -> dict[str, float]:
         "forward_backward": report.forward_backward_seconds.mean,
         "optimizer": report.optimizer_seconds.mean,
     }
-
-
-def write_samples(path: Path, iteration: int, samples: Sequence[Sample]) -> None:
-    """Append a few graded samples, spread over the iteration's groups."""
-    for row in graded_table(samples, _KEPT_SAMPLES):
-        append_json_line(path, {"iteration": iteration, **row})

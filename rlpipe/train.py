@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rewards.metrics import graded_table
 from rlpipe.config.root import Config
 from rlpipe.session import open_session
 from rlpipe.summaries import generation_metrics, rollout_metrics, training_metrics, training_seconds
@@ -42,7 +43,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(generation_metrics(step, samples, run.pool.take_usage()))
                     step.add(training_metrics(step, config, packs))
                     step.add(run.data_metrics())
-                    run.keep_samples(iteration, samples)
+                    step.sample_rows = graded_table(samples, rows=4)
                 with step.phase("weight_sync"):
                     step.add(run.weights.push(iteration))
                 with step.phase("eval"):

@@ -1,10 +1,11 @@
 """TensorBoard event files in the run folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch.utils.tensorboard import SummaryWriter
 
 from rlpipe.run_directory import RunDirectory
+from rlpipe.tracking.trackers import SampleRow
 
 
 class TensorBoard:
@@ -18,6 +19,10 @@ class TensorBoard:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
+
+    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        text = "\n\n".join("\n".join(f"    {name}: {value}" for name, value in row.items()) for row in rows)
+        self._writer.add_text("samples", text, iteration)
 
     def close(self, failed: bool) -> None:
         self._writer.close()

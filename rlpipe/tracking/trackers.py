@@ -1,6 +1,6 @@
 """The trackers of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -8,24 +8,34 @@ from rlpipe.config.root import Config
 from rlpipe.metrics import check_names
 from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
 
+SampleRow = Mapping[str, object]
+"""A graded sample as a row: id, prompt, response, label, reward, correct, reason."""
+
 
 class Tracker(Protocol):
-    """Receives the metrics of an iteration, once."""
+    """Receives the metrics of an iteration, once, and a few of its graded samples."""
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None: ...
 
     def close(self, failed: bool) -> None: ...
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object an iteration."""
+    """`metrics.jsonl`, one object an iteration, and `samples.jsonl`, one object a sample."""
 
     def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
-        self._path = directory.metrics
-        drop_rows_from(self._path, first_iteration)
+        self._directory = directory
+        drop_rows_from(directory.metrics, first_iteration)
+        drop_rows_from(directory.samples, first_iteration)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        append_json_line(self._path, {"iteration": iteration, **metrics})
+        append_json_line(self._directory.metrics, {"iteration": iteration, **metrics})
+
+    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        for row in rows:
+            append_json_line(self._directory.samples, {"iteration": iteration, **row})
 
     def close(self, failed: bool) -> None:
         """Every row is on disk already."""
@@ -41,6 +51,10 @@ class Trackers(AbstractContextManager["Trackers"]):
         check_names(metrics)
         for tracker in self._trackers:
             tracker.log(iteration, metrics)
+
+    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        for tracker in self._trackers:
+            tracker.log_samples(iteration, rows)
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         for tracker in self._trackers:

@@ -1,7 +1,8 @@
 """Weights & Biases, online or offline. The API key comes from the environment (`WANDB_API_KEY`)."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import wandb
 import yaml
@@ -10,6 +11,7 @@ from rlpipe.config.root import Config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.errors import ConfigError
 from rlpipe.run_directory import RunDirectory
+from rlpipe.tracking.trackers import SampleRow
 
 
 class WeightsAndBiases:
@@ -38,6 +40,13 @@ class WeightsAndBiases:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=iteration)
+
+    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        if rows:
+            columns: list[Any] = list(rows[0])
+            cells: list[Any] = [[str(row.get(name, "")) for name in columns] for row in rows]
+            table = wandb.Table(columns=columns, data=cells)
+            self._run.log({"samples": table}, step=iteration)
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=1 if failed else 0)

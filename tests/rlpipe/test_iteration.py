@@ -21,6 +21,9 @@ class _Recorder:
     def log(self, iteration, metrics):
         self.rows.append((iteration, dict(metrics)))
 
+    def log_samples(self, iteration, rows):
+        self.rows.append((iteration, rows))
+
     def close(self, failed):
         self.closed = failed
 
