@@ -1,5 +1,6 @@
 """The Ray actor that runs one process of the training side."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ class ActorWorker:
         self._config = config
         self._rank = rank
         self._store: Any = None
-        torch.set_num_threads(config.actor.threads)
+        # More threads than cores wait for each other in a spin, many times slower than one.
+        torch.set_num_threads(min(config.actor.threads, len(os.sched_getaffinity(0))))
         install_megatron_runtime()
         install_optimizer_fixes()
         install_pipeline_fixes()

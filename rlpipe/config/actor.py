@@ -140,7 +140,7 @@ class ActorConfig(Section):
     """Consecutive skipped updates (non-finite loss or gradient) after which the run stops."""
 
     threads: int = Field(1, ge=1)
-    """CPU threads of each process."""
+    """CPU threads of each process, at most as many as there are cores."""
 
     @model_validator(mode="after")
     def _layout_fills_the_processes(self) -> Self:
