@@ -43,7 +43,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours = _measure_rlpipe(options, Path(folder))
         theirs = _measure_trl(options, Path(folder))
-    print(f"{options.prompts} prompts x {options.samples} samples x {options.tokens} tokens, {options.threads} thread(s)")
+    print(
+        f"{options.prompts} prompts x {options.samples} samples x {options.tokens} tokens, {options.threads} thread(s)"
+    )
     print(f"{'':10}{'s/iteration':>14}{'tokens/s':>14}{'tokens':>10}")
     for measured in (ours, theirs):
         print(f"{measured.name:10}{measured.seconds:14.2f}{measured.tokens_per_second:14,.0f}{measured.tokens:10,.0f}")

@@ -73,7 +73,9 @@ def overflowing(pack):
 
 
 def weights(of: Trainer) -> dict[str, np.ndarray]:
-    return {name: tensor.float().clone().numpy() for name, tensor in iter_export(of.policy, of.description, everywhere=True)}
+    return {
+        name: tensor.float().clone().numpy() for name, tensor in iter_export(of.policy, of.description, everywhere=True)
+    }
 
 
 def masters_and_moments(of: Trainer) -> list[torch.Tensor]:
