@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch.utils.tensorboard import SummaryWriter
 
 from rlpipe.run_directory import RunDirectory
-from rlpipe.tracking.trackers import SampleRow
+from rlpipe.tracking.tracker import SampleRow
 
 
 class TensorBoard:

@@ -2,24 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 from rlpipe.config.root import Config
 from rlpipe.metrics import check_names
 from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
-
-SampleRow = Mapping[str, object]
-"""A graded sample as a row: id, prompt, response, label, reward, correct, reason."""
-
-
-class Tracker(Protocol):
-    """Receives the metrics of an iteration, once, and a few of its graded samples."""
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
-
-    def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
+from rlpipe.tracking.tracker import SampleRow, Tracker
 
 
 class JsonLines:

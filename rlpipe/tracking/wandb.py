@@ -11,7 +11,7 @@ from rlpipe.config.root import Config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.errors import ConfigError
 from rlpipe.run_directory import RunDirectory
-from rlpipe.tracking.trackers import SampleRow
+from rlpipe.tracking.tracker import SampleRow
 
 
 class WeightsAndBiases:
