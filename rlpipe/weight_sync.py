@@ -51,8 +51,10 @@ class WeightSync:
             backend="nccl" if cluster_gpus() and not self._config.ray.colocate else "gloo",
         )
         engines = self._pool.join_weight_group(group)
-        self._actor.begin_join_weight_group(group).result()
-        self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "weight_sync")
+        actor = self._actor.begin_join_weight_group(group)
+        # Engines first: one that cannot join says so at once, while the actor would wait for it.
+        self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "joining the weight group")
+        actor.result()
 
 
 def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:

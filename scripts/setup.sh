@@ -36,6 +36,7 @@ lists=(requirements/cpu.txt)
 [ "${1:-}" = dev ] && lists+=(requirements/dev.txt)
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
+export PIP_NO_COMPILE=1 # Python compiles what is imported when it is; all of it would take minutes and 300 MB
 
 for list in "${lists[@]}"; do
   stamp=".venv/.installed-$(basename "$list")"
