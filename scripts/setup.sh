@@ -23,20 +23,21 @@ install_torch() {
   if python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch_version')" 2>/dev/null; then
     return
   fi
-  local common=(-q --disable-pip-version-check --constraint requirements/cpu.txt)
+  local constraint=(--constraint requirements/cpu.txt)
   if [ -n "${RLPIPE_TORCH_INDEX_URL:-}" ] &&
-    pip install "${common[@]}" --extra-index-url "$RLPIPE_TORCH_INDEX_URL" "torch==$torch_version+cpu"; then
+    "${install[@]}" "${constraint[@]}" --extra-index-url "$RLPIPE_TORCH_INDEX_URL" "torch==$torch_version+cpu"; then
     return
   fi
   # Some indexes offer only the CUDA build: it works on a CPU too, with the CUDA packages that its metadata names.
-  pip install "${common[@]}" "torch==$torch_version"
+  "${install[@]}" "${constraint[@]}" "torch==$torch_version"
 }
 
 lists=(requirements/cpu.txt)
 [ "${1:-}" = dev ] && lists+=(requirements/dev.txt)
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
-export PIP_NO_COMPILE=1 # Python compiles what is imported when it is; all of it would take minutes and 300 MB
+# Python compiles what is imported when it is; compiling all of it would take minutes and 300 MB.
+install=(pip install -q --disable-pip-version-check --no-compile)
 
 for list in "${lists[@]}"; do
   stamp=".venv/.installed-$(basename "$list")"
@@ -44,7 +45,7 @@ for list in "${lists[@]}"; do
   [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && continue
   echo "setup: installing $list into .venv" >&2
   [ "$list" = requirements/cpu.txt ] && install_torch
-  pip install -q --disable-pip-version-check --no-deps -r "$list"
-  [ "$list" = requirements/cpu.txt ] && pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+  "${install[@]}" --no-deps -r "$list"
+  [ "$list" = requirements/cpu.txt ] && "${install[@]}" --no-deps --no-build-isolation -e .
   echo "$want" >"$stamp"
 done
