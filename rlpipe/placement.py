@@ -1,5 +1,6 @@
 """Ray: joining or starting a cluster, and reserving its resources for engines and actor processes."""
 
+import logging
 import math
 import socket
 from collections.abc import Iterator
@@ -37,13 +38,16 @@ def ray_cluster(config: Config) -> Iterator[None]:
     _check_reachable(config.ray.address)
     try:
         if config.ray.address:
-            ray.init(address=config.ray.address, log_to_driver=False, namespace=config.run.name)
+            ray.init(
+                address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR, namespace=config.run.name
+            )
         else:
             ray.init(
                 num_cpus=config.ray.cpus or _workers(config) + 1,
                 object_store_memory=config.ray.object_store_bytes,
                 include_dashboard=False,
                 log_to_driver=False,
+                logging_level=logging.ERROR,
                 namespace=config.run.name,
             )
     except Exception as error:
