@@ -1,14 +1,14 @@
 """The command line. Commands import what they need when they run, so that `--help` is instant."""
 
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from rlpipe import interrupts
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.environment import set_defaults
@@ -113,7 +113,7 @@ def flops(
 def main() -> None:
     """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
     set_defaults()
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.install()
     app()
 
 
@@ -130,10 +130,6 @@ def one_sentence(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted; everything that was started is stopped", err=True)
         raise typer.Exit(_INTERRUPTED) from None
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _finish(folder: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rlpipe.console import Console
+from rlpipe.interrupts import raise_if_requested
 from rlpipe.phases import PhaseClock
 from rlpipe.tracking.trackers import Trackers
 
@@ -41,6 +42,7 @@ class IterationRecord:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        raise_if_requested()
         with self._console.phase(self.number, name), self._clock.phase(name):
             yield
 
