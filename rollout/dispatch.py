@@ -1,7 +1,6 @@
 """Which engine gets which request: the one with the fewest tokens in flight that has room."""
 
 from collections import deque
-from collections.abc import Sequence
 
 from rollout.requests import GenerateRequest
 
@@ -13,11 +12,14 @@ class Dispatcher:
     for the driver; what is not handed out yet goes to the engine that turns out to be faster.
     """
 
-    def __init__(self, requests: Sequence[GenerateRequest], engines: int, requests_per_engine: int) -> None:
-        self._waiting = deque(requests)
+    def __init__(self, engines: int, requests_per_engine: int) -> None:
+        self._waiting: deque[GenerateRequest] = deque()
         self._tokens = [0] * engines
         self._requests = [0] * engines
         self._limit = requests_per_engine
+
+    def add(self, request: GenerateRequest) -> None:
+        self._waiting.append(request)
 
     def assign(self) -> dict[int, list[GenerateRequest]]:
         """Requests to send now, by engine."""
@@ -36,3 +38,13 @@ class Dispatcher:
     def finished(self, engine: int, request: GenerateRequest) -> None:
         self._requests[engine] -= 1
         self._tokens[engine] -= request.most_tokens
+
+    def take_waiting(self) -> list[GenerateRequest]:
+        """Requests that were not handed out; they are forgotten."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def busy_engines(self) -> list[int]:
+        """Engines with requests in flight."""
+        return [engine for engine, count in enumerate(self._requests) if count]

@@ -13,11 +13,13 @@ from typing import Any
 
 from rlpipe.errors import RolloutError, WeightSyncError
 from rlpipe.remote import WorkerAddress, register_worker
-from rlpipe.sample import Status, VersionSpan
+from rlpipe.sample import Status
 from rlpipe.weights import WeightBucket, WeightGroup
 from rollout import kv_memory, litter
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.begun import Begun, interrupted
 from rollout.failures import check_model_folder, log_tail, start_failure
+from rollout.gate import Gate
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters, WeightReceipt
 from rollout.usage import UsageClock
@@ -31,8 +33,9 @@ _LIVENESS_SECONDS = 1.0
 class Engine:
     """All methods are coroutines of one event loop, which is not the main thread's: see `start_sglang`.
 
-    Weight updates and generation exclude each other: an update waits for running requests, and requests that come
-    meanwhile wait for the update. A response therefore comes from exactly one version of the weights.
+    Weight updates and generation exclude each other: requests that come during an update wait for it. An update waits
+    for running requests, so that each response comes from one version of the weights; or it interrupts them, and they
+    go on under the new ones, with the keys and values of their first tokens computed again.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -43,8 +46,8 @@ class Engine:
         self._usage = UsageClock()
         self._start_seconds = 0.0
         self._request_tokens = 0
-        self._state = asyncio.Condition()
-        self._updating = False
+        self._gate = Gate()
+        self._aborts = 0
         self._running: set[asyncio.Task[Generation]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._death: RolloutError | None = None
@@ -88,11 +91,9 @@ class Engine:
         """
         for request in requests:
             self._check_fits(request)
-        async with self._state:
-            await self._state.wait_for(lambda: not self._updating)
-            self._alive()
-            tasks = {asyncio.create_task(self._generate_one(request)) for request in requests}
-            self._running |= tasks
+        self._alive()
+        tasks = {asyncio.create_task(self._generate_one(request)) for request in requests}
+        self._running |= tasks
         self._usage.begin(len(tasks))
         pending = tasks
         try:
@@ -103,9 +104,13 @@ class Engine:
             for task in pending:
                 task.cancel()
             self._usage.end(len(tasks))
-            async with self._state:
-                self._running -= tasks
-                self._state.notify_all()
+            self._running -= tasks
+
+    async def abort(self) -> None:
+        """Ends all requests now; they answer with status ABORTED and what they have. Returns when SGLang is idle."""
+        self._aborts += 1
+        async with self._gate.closed(hurry=self._abort_in_sglang):
+            self._alive()
 
     async def join_weight_group(self, group: WeightGroup, rank: int) -> None:
         """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
@@ -132,26 +137,21 @@ class Engine:
         request = DestroyWeightsUpdateGroupReqInput(group_name=name)
         await self._call(self._sglang.tokenizer_manager.destroy_weights_update_group(request, None))
 
-    async def receive(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> WeightReceipt:
-        """Receives all buckets of `plan` in order, then becomes `version`.
+    async def receive(
+        self, plan: tuple[WeightBucket, ...], version: int, group_name: str, in_flight: bool
+    ) -> WeightReceipt:
+        """Receives all buckets of `plan` in order, then becomes `version`. `in_flight`: interrupt running requests.
 
         Raises WeightSyncError when a bucket cannot be loaded; the engine's weights are unusable then.
         """
-        async with self._state:
-            await self._state.wait_for(lambda: not self._running and not self._updating)
+        async with self._gate.closed(hurry=self._abort_in_sglang if in_flight else None):
             self._alive()
-            self._updating = True
-        begin = time.perf_counter()
-        try:
+            begin = time.perf_counter()
             messages = [
                 await self._receive_bucket(bucket, group_name, last=position == len(plan) - 1, version=version)
                 for position, bucket in enumerate(plan)
             ]
             self._version = version
-        finally:
-            async with self._state:
-                self._updating = False
-                self._state.notify_all()
         checksums = tuple(messages) if self._setup.verify_weights else ()
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
@@ -186,30 +186,60 @@ class Engine:
         litter.remove_files(self._setup.instance)
 
     async def _generate_one(self, request: GenerateRequest) -> Generation:
-        from sglang.srt.managers.io_struct import GenerateReqInput
+        begin, aborts = time.perf_counter(), self._aborts
+        begun, status, retractions = request.begun, Status.ABORTED, 0
+        limit = request.sampling.max_new_tokens
+        while status is Status.ABORTED and self._aborts == aborts:
+            async with self._gate.passage():
+                if self._aborts != aborts:
+                    break
+                begun, status, restarts = await self._ask(request, begun)
+            retractions += restarts
+            if status is Status.ABORTED:
+                begun, status = interrupted(begun, self._end_ids(request.sampling), request.sampling.stop, limit)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=begun.token_ids,
+            logprobs=begun.logprobs,
+            status=status,
+            versions=begun.versions,
+            engine=self._setup.index,
+            seconds=time.perf_counter() - begin,
+            retractions=retractions,
+        )
 
-        begin = time.perf_counter()
+    async def _ask(self, request: GenerateRequest, begun: Begun) -> tuple[Begun, Status, int]:
+        """Lets SGLang go on; also how often a full KV pool made it start over."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
+
+        parameters = sglang_sampling(request.sampling, request.seed)
+        parameters["max_new_tokens"] -= len(begun.token_ids)
         answers = self._sglang.tokenizer_manager.generate_request(
             GenerateReqInput(
-                input_ids=list(request.prompt_ids),
-                sampling_params=sglang_sampling(request.sampling, request.seed),
+                input_ids=[*request.prompt_ids, *begun.token_ids],
+                sampling_params=parameters,
                 return_logprob=True,
             ),
             None,
         )
-        answer = await anext(answers)
+        try:
+            answer = await anext(answers)
+        except RequestAbortedError:  # before it reached the scheduler
+            return begun, Status.ABORTED, 0
         meta = answer["meta_info"]
-        token_ids = tuple(answer["output_ids"])
-        return Generation(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=tuple(entry[0] for entry in meta["output_token_logprobs"]),
-            status=_STATUS[meta["finish_reason"]["type"]],
-            versions=(VersionSpan(self._version, len(token_ids)),),
-            engine=self._setup.index,
-            seconds=time.perf_counter() - begin,
-            retractions=meta["num_retractions"],
-        )
+        logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
+        token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
+        self._usage.count(len(token_ids), retractions)
+        return begun.extended(token_ids, logprobs, self._version), _STATUS[meta["finish_reason"]["type"]], retractions
+
+    def _end_ids(self, sampling: SamplingParameters) -> set[int]:
+        """Token ids that end a response."""
+        end_of_sequence = self._sglang.tokenizer_manager.model_config.hf_eos_token_id or set()
+        return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(end_of_sequence))
+
+    def _abort_in_sglang(self) -> None:
+        self._sglang.tokenizer_manager.abort_request(abort_all=True)
 
     async def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Awaits SGLang's answer, or raises when SGLang dies."""
@@ -228,7 +258,6 @@ class Engine:
         if self._death is not None:
             raise self._death
         generation = task.result()
-        self._usage.count(len(generation.token_ids), generation.retractions)
         return generation
 
     async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> str:

@@ -1,7 +1,7 @@
 """The driver's handle on all rollout engines."""
 
+import asyncio
 import os
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any, Self
 import ray
 
 from rlpipe.config.root import Config
-from rlpipe.errors import RlpipeError, RolloutError, WeightSyncError
+from rlpipe.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
 from rlpipe.remote import WorkerAddress, deadline_error, gather
 from rlpipe.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
-from rollout.dispatch import Dispatcher
+from rollout.client import EngineClient
 from rollout.environment import DeviceKind, engine_environment
 from rollout.failures import log_tail
 from rollout.litter import engine_directory, remove_files
@@ -75,22 +75,33 @@ class RolloutPool:
 
         Raises RolloutError for requests that no engine accepts or an engine that dies, DeadlineError when late.
         """
-        by_id = {request.request_id: request for request in requests}
-        if len(by_id) != len(requests):
-            raise RolloutError(f"{len(requests) - len(by_id)} of {len(requests)} requests share an id with another")
-        finished: dict[str, Generation] = {}
-        dispatcher = Dispatcher(requests, len(self._actors), self._requests_per_engine())
-        streams: dict[Any, int] = {}
-        end = time.monotonic() + deadline_seconds
-        while len(finished) < len(requests):
-            for engine, batch in dispatcher.assign().items():
-                streams[self._actors[engine].generate.remote(batch)] = engine
-            for generation in self._next_finished(streams, end, deadline_seconds):
-                finished[generation.request_id] = generation
-                dispatcher.finished(generation.engine, by_id[generation.request_id])
-                if on_finished is not None:
-                    on_finished(generation)
-        return [finished[request.request_id] for request in requests]
+        ids = {request.request_id for request in requests}
+        if len(ids) != len(requests):
+            raise RolloutError(f"{len(requests) - len(ids)} of {len(requests)} requests share an id with another")
+        client = self.client()
+
+        async def answer(request: GenerateRequest) -> Generation:
+            generation = await client.generate(request)
+            if on_finished is not None:
+                on_finished(generation)
+            return generation
+
+        async def answer_all() -> list[Generation]:
+            return await asyncio.wait_for(asyncio.gather(*map(answer, requests)), deadline_seconds)
+
+        try:
+            return asyncio.run(answer_all())
+        except TimeoutError:
+            raise self.late(client, deadline_seconds) from None
+
+    def client(self) -> EngineClient:
+        """A way to ask the engines from an event loop."""
+        return EngineClient(self._actors, self._requests_per_engine(), self._translate)
+
+    def late(self, client: EngineClient, deadline_seconds: float) -> DeadlineError:
+        """The error for engines that owe `client` an answer, with their stacks."""
+        addresses = self._addresses(deadline_seconds)
+        return deadline_error([addresses[index] for index in client.busy_engines()], deadline_seconds, "rollout")
 
     def join_weight_group(self, group: WeightGroup) -> list[Any]:
         """References that are ready when all ranks, the sender's included, have joined. Give them to `gather`."""
@@ -101,14 +112,15 @@ class RolloutPool:
             for index, actor in enumerate(self._actors)
         ]
 
-    def start_receiving(self, plan: tuple[WeightBucket, ...], version: int) -> list[Any]:
+    def start_receiving(self, plan: tuple[WeightBucket, ...], version: int, in_flight: bool = False) -> list[Any]:
         """References to each engine's WeightReceipt of `plan`; the sender may broadcast right after this call.
 
-        Engines finish their running requests first and answer later requests with the new weights.
+        Engines finish their running requests first, or interrupt them where `in_flight`; these then go on, and later
+        requests are answered, with the new weights.
         """
         if self._group is None:
             raise WeightSyncError("engines have not joined a weight group; call join_weight_group first")
-        return [actor.receive.remote(plan, version, self._group.name) for actor in self._actors]
+        return [actor.receive.remote(plan, version, self._group.name, in_flight) for actor in self._actors]
 
     def gather(self, references: Sequence[Any], deadline_seconds: float, phase: str) -> list[Any]:
         """Results of `references`, one per engine, or the error of the first engine that has one."""
@@ -174,21 +186,6 @@ class RolloutPool:
 
     def _requests_per_engine(self) -> int:
         return int(self._config.rollout.engine.max_running_requests * _QUEUE_SHARE) + 1
-
-    def _next_finished(self, streams: dict[Any, int], end: float, deadline_seconds: float) -> list[Generation]:
-        """Blocks until an engine answers; removes streams that have ended."""
-        ready: list[Any]
-        ready, _ = ray.wait(list(streams), num_returns=1, timeout=max(0.0, end - time.monotonic()), fetch_local=False)
-        if not ready:
-            late = [worker for index, worker in enumerate(self._addresses(1.0)) if index in streams.values()]
-            raise deadline_error(late, deadline_seconds, "rollout")
-        try:
-            return ray.get(next(ready[0]))
-        except StopIteration:
-            del streams[ready[0]]
-            return []
-        except ray.exceptions.RayError as error:
-            raise self._translate(error) from None
 
     def _translate(self, error: ray.exceptions.RayError) -> RlpipeError:
         """An engine's own error, or the sentence for an engine whose process is gone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlpipe.config.data import EvalConfig
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.sample import Status, VersionSpan
+from rollout.begun import Begun
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ class SamplingParameters:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One response to generate. `request_id` is unique among the requests of one call."""
+    """One response to generate, or to go on with: `begun` counts within `sampling.max_new_tokens`.
+
+    `request_id` is unique among the requests that are not answered yet.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParameters
     seed: int
+    begun: Begun = Begun()
 
     @property
     def most_tokens(self) -> int:
@@ -66,7 +71,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one request.
+    """The answer to one request, with what was begun before. `status` ABORTED: it can go on as another's `begun`.
 
     `logprobs` has one natural logarithm per token of `token_ids`, under softmax(logits / temperature) before top-k and
     top-p filtering (at temperature 0: softmax(logits)). `seconds` runs from the engine's receipt of the request to its
@@ -81,6 +86,10 @@ class Generation:
     engine: int
     seconds: float
     retractions: int
+
+    @property
+    def begun(self) -> Begun:
+        return Begun(self.token_ids, self.logprobs, self.versions)
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,13 @@ class EngineHealth:
 
 @dataclass(frozen=True)
 class EngineUsage:
-    """Work of one engine since the last time it was asked. Busy means that at least one request was running."""
+    """Work of one engine in the `interval_seconds` since the last time it was asked.
+
+    Busy means that at least one request was running.
+    """
 
     engine: int
+    interval_seconds: float
     busy_seconds: float
     response_tokens: int
     requests: int

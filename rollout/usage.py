@@ -11,6 +11,7 @@ class UsageClock:
     def __init__(self) -> None:
         self._running = 0
         self._since = 0.0
+        self._taken_at = time.perf_counter()
         self._busy_seconds = 0.0
         self._tokens = 0
         self._requests = 0
@@ -38,6 +39,7 @@ class UsageClock:
         if self._running:
             self._busy_seconds += now - self._since
             self._since = now
-        usage = EngineUsage(engine, self._busy_seconds, self._tokens, self._requests, self._retractions)
+        interval, self._taken_at = now - self._taken_at, now
+        usage = EngineUsage(engine, interval, self._busy_seconds, self._tokens, self._requests, self._retractions)
         self._busy_seconds, self._tokens, self._requests, self._retractions = 0.0, 0, 0, 0
         return usage

@@ -1,0 +1,110 @@
+"""Interrupted responses: aborted and continued, or kept over a weight update."""
+
+import asyncio
+
+import pytest
+import ray
+from rollout_models import save_dense, state
+from rollout_requests import make_requests
+from rollout_weight_source import WeightSource, plan_of
+from test_rollout_engine import DEADLINE, free_port, logprob_error
+
+from rlpipe.sample import Status, VersionSpan
+from rlpipe.weights import WeightGroup
+from rollout.begun import Begun, first_tokens, interrupted, merged_spans
+from rollout.requests import GenerateRequest, SamplingParameters
+
+
+def test_neighbouring_spans_of_one_version_are_one():
+    spans = (VersionSpan(1, 2), VersionSpan(1, 3), VersionSpan(2, 0), VersionSpan(3, 1))
+    assert merged_spans(spans) == (VersionSpan(1, 5), VersionSpan(3, 1))
+    assert first_tokens(merged_spans(spans), 4) == (VersionSpan(1, 4),)
+
+
+def test_what_was_begun_grows_and_shrinks_with_its_versions():
+    begun = Begun().extended((5, 6), (-1.0, -2.0), 1).extended((7,), (-3.0,), 2)
+    assert begun.versions == (VersionSpan(1, 2), VersionSpan(2, 1))
+    assert begun.shortened(2) == Begun((5,), (-1.0,), (VersionSpan(1, 1),))
+    assert begun.shortened(9) == Begun()
+
+
+@pytest.mark.parametrize(
+    ("end_ids", "stop", "limit", "status", "tokens"),
+    [
+        ((7,), (), 9, Status.COMPLETED, 3),
+        ((), (), 3, Status.TRUNCATED, 3),
+        ((), (), 9, Status.ABORTED, 3),
+        ((), ("ab", "c"), 9, Status.ABORTED, 1),
+    ],
+)
+def test_an_abort_does_not_hide_how_a_response_ended(end_ids, stop, limit, status, tokens):
+    begun = Begun((5, 6, 7), (-1.0,) * 3, (VersionSpan(1, 3),))
+    kept, found = interrupted(begun, end_ids, stop, limit)
+    assert (found, len(kept.token_ids)) == (status, tokens)
+
+
+def test_aborted_responses_go_on_with_the_tokens_of_uninterrupted_ones(dense_pool):
+    requests = make_requests(24, new_tokens=48)
+    whole = dense_pool.generate(requests, DEADLINE)
+    short = GenerateRequest("short", requests[0].prompt_ids, SamplingParameters(8, ignore_eos=True), 0)
+
+    async def abort_and_go_on():
+        client = dense_pool.client()
+        asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
+        # Then the engines have begun the others, and have not finished them.
+        await client.generate(short)
+        await client.abort()
+        parts = await asyncio.gather(*asked)
+        assert client.busy_engines() == []
+        continued = [
+            GenerateRequest(one.request_id, one.prompt_ids, one.sampling, one.seed, part.begun)
+            for one, part in zip(requests, parts, strict=True)
+        ]
+        return parts, await asyncio.gather(*map(client.generate, continued))
+
+    parts, ended = asyncio.run(abort_and_go_on())
+    assert any(part.status is Status.ABORTED and part.token_ids for part in parts)
+    assert [one.token_ids for one in ended] == [one.token_ids for one in whole]
+    assert [one.status for one in ended] == [one.status for one in whole]
+    assert all(len(one.logprobs) == sum(span.tokens for span in one.versions) == 48 for one in ended)
+
+
+def test_weights_can_change_while_responses_are_generated(dense_pool, dense_folder, tmp_path):
+    other = save_dense(tmp_path, seed=1)
+    plan = plan_of(state(other), buckets=2)
+    group = WeightGroup("in-flight", "127.0.0.1", free_port(), 3, "gloo")
+    source = WeightSource.remote()
+    joined = source.join.remote(group)
+    dense_pool.gather(dense_pool.join_weight_group(group), DEADLINE, "joining")
+    ray.get(joined)
+    requests = make_requests(16, new_tokens=400)
+
+    async def update_meanwhile():
+        client = dense_pool.client()
+        asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
+        while sum(one.running_requests for one in dense_pool.health()) < len(requests):
+            await asyncio.sleep(0.05)
+        receiving = dense_pool.start_receiving(plan, 7, in_flight=True)
+        source.send.remote(state(other), plan)
+        receipts = await asyncio.to_thread(dense_pool.gather, receiving, DEADLINE, "weight_sync")
+        assert not any(one.done() for one in asked)
+        return receipts, await asyncio.gather(*asked)
+
+    receipts, generations = asyncio.run(update_meanwhile())
+    assert [one.version for one in receipts] == [7, 7]
+    assert all(len(one.token_ids) == 400 for one in generations)
+    assert all(one.versions[-1].version == 7 for one in generations)
+    mixed = [one for one in generations if len(one.versions) == 2]
+    assert mixed
+    # The tokens after the change are those of the new weights, with the old tokens read again by them.
+    for request, one in zip(requests, generations, strict=True):
+        if len(one.versions) == 2:
+            old = one.versions[0].tokens
+            rest = GenerateRequest(one.request_id, request.prompt_ids + one.token_ids[:old], request.sampling, 0)
+            tail = type(one)(one.request_id, one.token_ids[old:], one.logprobs[old:], one.status, (), 0, 0.0, 0)
+            assert logprob_error(other, [rest], [tail]) < 1e-4
+    receiving = dense_pool.start_receiving(plan, 8)
+    source.send.remote(state(dense_folder), plan)
+    dense_pool.gather(receiving, DEADLINE, "weight_sync")
+    dense_pool.leave_weight_group()
+    ray.kill(source)
