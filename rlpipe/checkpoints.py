@@ -1,5 +1,6 @@
 """When to save, what the driver adds to a checkpoint, and where to resume."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from rlpipe.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class RunState:
-    """What a checkpoint keeps beside the actor's own state. `iteration` is the last one finished."""
+    """What a checkpoint keeps beside the actor's own state. `iteration` is the last one finished.
+
+    `pending` are numbers of prompts that were taken and not trained, because generation was ahead or was interrupted.
+    """
 
     iteration: int = 0
     epoch: int = 0
     position: int = 0
+    pending: Sequence[int] = ()
 
 
 def checkpoint_is_due(config: Config, iteration: int) -> bool:

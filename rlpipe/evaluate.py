@@ -9,7 +9,7 @@ from rlpipe.evaluation import Evaluation
 from rlpipe.grading import open_grading
 from rlpipe.inputs import load_inputs
 from rlpipe.placement import engine_placement, ray_cluster
-from rlpipe.rollouts import Rollouts
+from rlpipe.rollouts.rollouts import Rollouts
 from rollout.pool import RolloutPool
 
 
@@ -28,4 +28,5 @@ def evaluate(config: Config) -> dict[str, float]:
         with console.task("starting the engines"):
             pool.wait_until_ready()
         with console.task("evaluating"):
-            return Evaluation(config, inputs.evaluation).run(0, Rollouts(pool, grading, inputs, console))
+            rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console))
+            return Evaluation(config, inputs.evaluation).run(0, rollouts)

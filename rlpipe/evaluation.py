@@ -4,46 +4,42 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import comb
 
+from rlpipe.config.data import EvalDatasetConfig
 from rlpipe.config.root import Config
-from rlpipe.rollouts import Rollouts, ask_groups
+from rlpipe.rollouts.asks import ask_groups
+from rlpipe.rollouts.rollouts import Rollouts
 from rlpipe.sample import Prompt, Sample
 from rollout.requests import SamplingParameters
 
 
 class Evaluation:
-    """The evaluation sets of a run."""
+    """The evaluation sets of a run, each with its own sampling and cadence."""
 
     def __init__(self, config: Config, prompts: Mapping[str, Sequence[Prompt]]) -> None:
         self._config = config
         self._prompts = prompts
-        self._sampling = SamplingParameters(
-            max_new_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
-            temperature=config.eval.temperature,
-            top_p=config.eval.top_p,
-            stop=tuple(config.rollout.sampling.stop),
-            stop_token_ids=tuple(config.rollout.sampling.stop_token_ids),
-        )
-
-    def is_due(self, iteration: int) -> bool:
-        """Before the first iteration (0), every `interval_iterations`, and after the last one."""
-        settings = self._config.eval
-        if not self._prompts:
-            return False
-        if iteration == 0:
-            return settings.before_training
-        interval = settings.interval_iterations
-        return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)
 
     def run(self, iteration: int, rollouts: Rollouts) -> dict[str, float]:
-        """Metrics of all evaluation sets under the weights that the engines hold."""
+        """Metrics of the sets that are due after `iteration`, under the weights that the engines hold."""
         metrics: dict[str, float] = {}
-        for name, prompts in self._prompts.items():
-            prefix = f"eval-{name}-{iteration:06d}"
-            asks = ask_groups(prefix, prompts, self._config.eval.samples_per_prompt, self._sampling)
-            samples = rollouts.graded(rollouts.generate(asks, self._config.deadlines.rollout_seconds))
-            metrics.update({f"eval/{name}/{key}": value for key, value in score(samples).items()})
-            metrics[f"eval/{name}/grading_failures_count"] = float(rollouts.take_grading_failures())
+        settings = self._config.eval
+        for dataset in settings.datasets:
+            if not self._is_due(dataset, iteration):
+                continue
+            sampling = SamplingParameters.evaluation(self._config.rollout, settings, dataset)
+            prefix = f"eval-{dataset.name}-{iteration:06d}"
+            asks = ask_groups(prefix, self._prompts[dataset.name], settings.samples_of(dataset), sampling)
+            samples = rollouts.run(asks)
+            metrics.update({f"eval/{dataset.name}/{key}": value for key, value in score(samples).items()})
+            metrics[f"eval/{dataset.name}/grading_failures_count"] = float(rollouts.take_grading_failures())
         return metrics
+
+    def _is_due(self, dataset: EvalDatasetConfig, iteration: int) -> bool:
+        """Before the first iteration (0), every so many iterations, and after the last one."""
+        if iteration == 0:
+            return self._config.eval.before_training
+        interval = self._config.eval.interval_of(dataset)
+        return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)
 
 
 def score(samples: Sequence[Sample]) -> dict[str, float]:

@@ -12,6 +12,8 @@ from rlpipe.data.prompts import load_tokenizer
 from rlpipe.errors import ModelError
 from rlpipe.flops import load_model_shape
 from rlpipe.prepare import prepare
+from rlpipe.rollouts.filters import GroupFilter, group_filters
+from rlpipe.rollouts.functions import GenerateFunction, generate_function
 from rlpipe.sample import Prompt
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class Inputs:
     training: PromptSet
     evaluation: Mapping[str, tuple[Prompt, ...]]
     chooser: GraderChooser
+    generate: GenerateFunction
+    filters: tuple[GroupFilter, ...]
 
     @property
     def summary(self) -> str:
@@ -54,8 +58,16 @@ def load_inputs(config: Config) -> Inputs:
         dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows).prompts
         for dataset in config.eval.datasets
     }
-    chooser = GraderChooser(config.reward, [*data.train, *config.eval.datasets])
-    return Inputs(config, made, tokenizer, training, evaluation, chooser)
+    return Inputs(
+        config=config,
+        made=made,
+        tokenizer=tokenizer,
+        training=training,
+        evaluation=evaluation,
+        chooser=GraderChooser(config.reward, [*data.train, *config.eval.datasets]),
+        generate=generate_function(config.rollout.generate),
+        filters=group_filters(config.rollout.filters),
+    )
 
 
 def _check_model_folder(config: Config) -> None:

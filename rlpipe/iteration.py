@@ -9,6 +9,8 @@ from rlpipe.interrupts import raise_if_requested
 from rlpipe.phases import PhaseClock
 from rlpipe.tracking.trackers import Trackers
 
+_ACTOR_PHASES = ("ref_logprob", "old_logprob", "forward_backward", "optimizer", "train_other")
+
 PHASES = (
     "data",
     "rollout",
@@ -71,6 +73,7 @@ class IterationRecord:
                 "time/step_seconds": step,
                 "time/unaccounted_seconds": unaccounted,
                 "time/unaccounted_share": unaccounted / step,
+                "perf/actor_idle_share": 1.0 - self.seconds(*_ACTOR_PHASES) / step,
             }
         )
         return end

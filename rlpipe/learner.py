@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from rlpipe.algorithms import AdvantageResult, compute_advantages, kl_by_sample_of
+from rlpipe.algorithms import AdvantageResult, compute_advantages, kl_by_sample_of, mask_off_policy
 from rlpipe.batching import (
     CostModel,
     PackLimits,
@@ -39,20 +39,23 @@ class Learner:
         """Log-probabilities under the reference policy; None where no KL term needs them."""
         return self._logprobs(samples, "reference") if self._config.algorithm.kl.coefficient > 0 else None
 
-    def old_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
-        """Log-probabilities under the policy before the update.
+    def old_logprobs(self, samples: Sequence[Sample], version: int) -> LogprobsBySample | None:
+        """Log-probabilities under the policy before the update, which has weights of `version`.
 
-        None for a single on-policy step, where they equal the ones of the update's own forward pass, and where
-        `algorithm.old_policy` takes the engine's.
+        None where every token was sampled by that policy and one step is made, since they then equal the ones of the
+        update's own forward pass; and where `algorithm.old_policy` takes the engine's.
         """
         algorithm = self._config.algorithm
-        needed = algorithm.updates_per_iteration > 1 and algorithm.old_policy != "rollout"
+        stale = any(span.version != version for sample in samples for span in sample.versions)
+        needed = (stale or algorithm.updates_per_iteration > 1) and algorithm.old_policy != "rollout"
         return self._logprobs(samples, "policy") if needed else None
 
     def advantages(
-        self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None
+        self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None, version: int
     ) -> AdvantageResult:
-        """Advantages of the samples that can be trained."""
+        """Advantages of the samples that can be trained, by weights of `version`."""
+        if self._config.rollout.mask_off_policy:
+            samples = [mask_off_policy(sample, version) for sample in samples]
         kl = self._config.algorithm.kl
         penalties = None
         if reference is not None and kl.placement == "reward":
@@ -60,7 +63,7 @@ class Learner:
         return compute_advantages(
             samples,
             self._config.algorithm,
-            max_response_tokens=self._config.rollout.max_response_tokens,
+            max_response_tokens=self._config.longest_training_response_tokens,
             kl_by_sample=penalties,
         )
 
@@ -73,7 +76,7 @@ class Learner:
             self._limits,
             data_parallel=self._actor.layout.data_parallel,
             aggregation=self._config.algorithm.aggregation,
-            norm_tokens=self._config.rollout.max_response_tokens,
+            norm_tokens=self._config.longest_training_response_tokens,
             updates=self._config.algorithm.updates_per_iteration,
             cost=self._cost,
         )

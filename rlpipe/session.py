@@ -10,7 +10,7 @@ from actor.group import ActorGroup
 from rlpipe.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
 from rlpipe.config.root import Config
 from rlpipe.console import Console
-from rlpipe.data import PromptSet, PromptStream
+from rlpipe.data import PromptSet
 from rlpipe.data.stream import StreamState
 from rlpipe.evaluation import Evaluation
 from rlpipe.grading import open_grading
@@ -18,14 +18,12 @@ from rlpipe.inputs import Inputs, load_inputs
 from rlpipe.iteration import IterationLog, IterationRecord
 from rlpipe.learner import Learner
 from rlpipe.placement import placements, ray_cluster
-from rlpipe.rollouts import Rollouts, ask_groups
+from rlpipe.rollouts.rollouts import Rollouts
 from rlpipe.run_directory import RunDirectory, open_run_directory
-from rlpipe.sample import Prompt, Sample
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.tracking import open_trackers
 from rlpipe.weight_sync import WeightSync
 from rollout.pool import RolloutPool
-from rollout.requests import SamplingParameters
 
 
 @dataclass
@@ -36,7 +34,6 @@ class Session:
     directory: RunDirectory
     console: Console
     log: IterationLog
-    prompts: PromptStream[Prompt]
     prompt_set: PromptSet
     pool: RolloutPool
     actor: ActorGroup
@@ -44,27 +41,21 @@ class Session:
     learner: Learner
     evaluation: Evaluation
     weights: WeightSync
-    sampling: SamplingParameters
     start: RunState
 
     def iterations(self) -> range:
         """Numbers of the iterations still to do."""
         return range(self.start.iteration + 1, self.config.run.iterations + 1)
 
-    def generate(self, iteration: int, prompts: list[Prompt]) -> list[Sample]:
-        """A group of ungraded samples for each prompt."""
-        asks = ask_groups(f"{iteration:06d}", prompts, self.config.rollout.samples_per_prompt, self.sampling)
-        return self.rollouts.generate(asks, self.config.deadlines.rollout_seconds)
-
     def evaluate(self, iteration: int, record: IterationRecord) -> None:
-        """Evaluate where it is due after `iteration`."""
-        if self.evaluation.is_due(iteration):
-            record.add(self.evaluation.run(iteration, self.rollouts))
+        """Evaluate on the sets that are due after `iteration`."""
+        record.add(self.evaluation.run(iteration, self.rollouts))
 
     def checkpoint(self, iteration: int) -> None:
         """Save where it is due after `iteration`."""
         if checkpoint_is_due(self.config, iteration):
-            state = RunState(iteration, self.prompts.state.epoch, self.prompts.state.position)
+            position, pending = self.rollouts.position()
+            state = RunState(iteration, position.epoch, position.position, pending)
             self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
 
     def close(self) -> None:
@@ -75,7 +66,7 @@ class Session:
 
     def data_metrics(self) -> dict[str, float]:
         return {
-            "data/epoch": float(self.prompts.state.epoch),
+            "data/epoch": float(self.rollouts.prompts.state.epoch),
             "data/prompts_too_long": float(self.prompt_set.too_long),
             "data/rows_skipped": float(self.prompt_set.rows_skipped),
         }
@@ -112,21 +103,20 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         weights.push(state.iteration)
 
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
-        stream_state = StreamState(state.epoch, state.position)
+        position = StreamState(state.epoch, state.position)
+        rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console, position, state.pending))
         yield Session(
             config=config,
             directory=directory,
             console=console,
             log=IterationLog(trackers, console),
-            prompts=PromptStream(inputs.training.prompts, config.seed, config.data.shuffle, stream_state),
             prompt_set=inputs.training,
             pool=pool,
             actor=actor,
-            rollouts=Rollouts(pool, grading, inputs, console),
+            rollouts=rollouts,
             learner=Learner(config, actor),
             evaluation=Evaluation(config, inputs.evaluation),
             weights=weights,
-            sampling=SamplingParameters.training(config.rollout),
             start=state,
         )
 

@@ -8,6 +8,7 @@ from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.flops import load_model_shape, model_flops, tflops_per_gpu
 from rlpipe.iteration import IterationRecord
+from rlpipe.rollouts.source import Batch
 from rlpipe.sample import Sample, Status
 from rollout.requests import EngineUsage
 
@@ -20,7 +21,7 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
     scores = [sample.reward.score for sample in samples if sample.reward]
     verdicts = [sample.reward.correct for sample in samples if sample.reward and sample.reward.correct is not None]
     lengths = [sample.response_tokens for sample in samples]
-    sampled = [sample.oldest_version for sample in samples if sample.versions]
+    spans = [span for sample in samples for span in sample.versions]
     metrics = {
         "rollout/samples_count": float(len(samples)),
         "rollout/failed_count": float(sum(sample.status is Status.FAILED for sample in samples)),
@@ -32,22 +33,25 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
     }
     if verdicts:
         metrics["rollout/accuracy"] = fmean(verdicts)
-    if sampled:
-        metrics["rollout/weight_version_lag_max"] = float(version - min(sampled))
+    if spans:
+        tokens = sum(span.tokens for span in spans)
+        metrics |= {
+            "rollout/weight_version_lag_max": float(version - min(span.version for span in spans)),
+            "rollout/weight_version_lag_mean": sum((version - span.version) * span.tokens for span in spans) / tokens,
+            "rollout/off_policy_share": sum(span.tokens for span in spans if span.version != version) / tokens,
+        }
     return metrics
 
 
-def generation_metrics(
-    record: IterationRecord, samples: Sequence[Sample], usage: Sequence[EngineUsage]
-) -> dict[str, float]:
-    """Tokens per second of generation, in all and of each engine. Call when the phase `rollout` is over."""
-    generated = sum(sample.response_tokens for sample in samples)
-    metrics = {"perf/rollout_tokens_per_second": generated / record.seconds("rollout")}
-    for engine in usage:
-        if engine.busy_seconds > 0:
-            name = f"perf/rollout_engine_{engine.engine}_tokens_per_second"
-            metrics[name] = engine.response_tokens / engine.busy_seconds
-    return metrics
+def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, float]:
+    """Speed and idle time of generation, in all and of each engine, and what became of the groups."""
+    rates = {f"perf/rollout_engine_{one.engine}_tokens_per_second": one.tokens_per_second for one in usage}
+    return {
+        "perf/rollout_tokens_per_second": batch.tokens / batch.seconds,
+        "perf/rollout_idle_share": fmean(1.0 - one.busy_seconds / one.interval_seconds for one in usage),
+        **{name: rate for name, rate in rates.items() if rate},
+        **batch.metrics,
+    }
 
 
 def training_metrics(record: IterationRecord, config: Config, packs: TrainingPacks) -> dict[str, float]:

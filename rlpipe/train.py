@@ -17,18 +17,16 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
 
         for iteration in run.iterations():
             with run.log.iteration(iteration) as step:
-                with step.phase("data"):
-                    prompts = run.prompts.take(config.rollout.prompts_per_iteration)
                 with step.phase("rollout"):
-                    samples = run.generate(iteration, prompts)
-                with step.phase("reward"):
-                    samples = run.rollouts.graded(samples)
+                    batch = run.rollouts.take(iteration, run.weights.version)
+                step.split("rollout", {"reward": batch.grading_seconds}, rest="rollout")
+                samples = batch.samples
                 with step.phase("ref_logprob"):
                     reference = run.learner.reference_logprobs(samples)
                 with step.phase("old_logprob"):
-                    old = run.learner.old_logprobs(samples)
+                    old = run.learner.old_logprobs(samples, run.weights.version)
                 with step.phase("advantage"):
-                    result = run.learner.advantages(samples, reference, old)
+                    result = run.learner.advantages(samples, reference, old, run.weights.version)
                 with step.phase("pack"):
                     packs = run.learner.pack(result.samples, reference, old)
                 with step.phase("train"):
@@ -40,10 +38,12 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(result.counts.metrics)
                     step.add(packs.report.metrics)
                     step.add(report.metrics)
-                    step.add(generation_metrics(step, samples, run.pool.take_usage()))
+                    step.add(generation_metrics(batch, run.pool.take_usage()))
                     step.add(training_metrics(step, config, packs))
                     step.add(run.data_metrics())
                     step.sample_rows = graded_table(samples, rows=4)
+                with step.phase("rollout"):
+                    run.rollouts.settle()
                 with step.phase("weight_sync"):
                     step.add(run.weights.push(iteration))
                 with step.phase("eval"):

@@ -27,7 +27,8 @@ class WeightSync:
 
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines hold `version`."""
-        receiving = self._pool.start_receiving(self._plan, version)
+        in_flight = self._config.rollout.mode == "async"
+        receiving = self._pool.start_receiving(self._plan, version, in_flight)
         report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
         receipts = self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
         if self._config.weight_sync.verify:

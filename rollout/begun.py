@@ -48,7 +48,9 @@ def first_tokens(spans: tuple[VersionSpan, ...], tokens: int) -> tuple[VersionSp
     return merged_spans(tuple(kept))
 
 
-def interrupted(begun: Begun, end_ids: Collection[int], stop: tuple[str, ...], limit_tokens: int) -> tuple[Begun, Status]:
+def interrupted(
+    begun: Begun, end_ids: Collection[int], stop: tuple[str, ...], limit_tokens: int
+) -> tuple[Begun, Status]:
     """What of an aborted response can go on, or how it has in truth ended.
 
     An abort hides the reason for which the last token would have ended the response: a token of `end_ids`, or the

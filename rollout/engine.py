@@ -257,8 +257,7 @@ class Engine:
     def _result(self, task: "asyncio.Task[Generation]") -> Generation:
         if self._death is not None:
             raise self._death
-        generation = task.result()
-        return generation
+        return task.result()
 
     async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> str:
         from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput

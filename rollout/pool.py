@@ -227,15 +227,14 @@ def _setup(
     config: Config, index: int, model_path: str, device: DeviceKind, instance: str, log_directory: str | None
 ) -> EngineSetup:
     rollout = config.rollout
-    longest_response = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)
     directory = Path(log_directory) if log_directory else engine_directory(instance)
     return EngineSetup(
         index=index,
         model_path=str(Path(model_path).resolve()),
         device=device,
         engine=rollout.engine,
-        request_tokens=config.data.max_prompt_tokens + longest_response,
-        needs_tokenizer=bool(rollout.sampling.stop),
+        request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
+        needs_tokenizer=config.uses_stop_strings,
         verify_weights=config.weight_sync.verify,
         seed=config.seed,
         instance=instance,

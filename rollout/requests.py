@@ -1,9 +1,9 @@
 """What goes into an engine and what comes out of it."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlpipe.config.data import EvalConfig
+from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.sample import Status, VersionSpan
 from rollout.begun import Begun
@@ -25,28 +25,42 @@ class SamplingParameters:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    @staticmethod
-    def training(config: RolloutConfig) -> "SamplingParameters":
-        """Of training responses."""
-        sampling = config.sampling
-        return SamplingParameters(
-            config.max_response_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            tuple(sampling.stop),
-            tuple(sampling.stop_token_ids),
-        )
+    def limited(self, max_new_tokens: int, stop: tuple[str, ...]) -> "SamplingParameters":
+        """The same with another token limit and further stop strings."""
+        return replace(self, max_new_tokens=max_new_tokens, stop=self.stop + stop)
 
     @staticmethod
-    def evaluation(config: RolloutConfig, evaluation: EvalConfig) -> "SamplingParameters":
+    def training(config: RolloutConfig, dataset: SamplingOverrides = SamplingOverrides()) -> "SamplingParameters":
+        """Of training responses; what `dataset` leaves empty is that of the run."""
+        sampling = config.sampling
+        return SamplingParameters(
+            max_new_tokens=config.max_response_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=tuple(sampling.stop),
+            stop_token_ids=tuple(sampling.stop_token_ids),
+        )._overridden(dataset)
+
+    @staticmethod
+    def evaluation(config: RolloutConfig, evaluation: EvalConfig, dataset: EvalDatasetConfig) -> "SamplingParameters":
         """Of an evaluation: the stops of training, the temperature of the evaluation."""
         return SamplingParameters(
-            evaluation.max_response_tokens or config.max_response_tokens,
-            evaluation.temperature,
-            evaluation.top_p,
+            max_new_tokens=evaluation.max_response_tokens or config.max_response_tokens,
+            temperature=evaluation.temperature_of(dataset),
+            top_p=evaluation.top_p,
             stop=tuple(config.sampling.stop),
             stop_token_ids=tuple(config.sampling.stop_token_ids),
+        )._overridden(dataset.sampling)
+
+    def _overridden(self, dataset: SamplingOverrides) -> "SamplingParameters":
+        return SamplingParameters(
+            max_new_tokens=dataset.max_response_tokens or self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p if dataset.top_p is None else dataset.top_p,
+            top_k=self.top_k if dataset.top_k is None else dataset.top_k,
+            stop=self.stop if dataset.stop is None else tuple(dataset.stop),
+            stop_token_ids=self.stop_token_ids if dataset.stop_token_ids is None else tuple(dataset.stop_token_ids),
         )
 
 

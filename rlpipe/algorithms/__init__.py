@@ -2,7 +2,7 @@
 
 from rlpipe.algorithms.advantages import ScoredBatch, advantage_function, register_advantage
 from rlpipe.algorithms.compute import AdvantageCounts, AdvantageResult, compute_advantages
-from rlpipe.algorithms.shaping import kl_by_sample_of
+from rlpipe.algorithms.shaping import kl_by_sample_of, mask_off_policy
 
 __all__ = [
     "AdvantageCounts",
@@ -11,5 +11,6 @@ __all__ = [
     "advantage_function",
     "compute_advantages",
     "kl_by_sample_of",
+    "mask_off_policy",
     "register_advantage",
 ]

@@ -27,6 +27,13 @@ def mask_truncated(sample: Sample) -> Sample:
     return replace(sample, loss_mask=(0,) * sample.response_tokens)
 
 
+def mask_off_policy(sample: Sample, version: int) -> Sample:
+    """No loss on tokens that weights other than `version` sampled."""
+    current = [span.version == version for span in sample.versions for _ in range(span.tokens)]
+    mask = tuple(int(trained and here) for trained, here in zip(sample.loss_mask, current, strict=True))
+    return replace(sample, loss_mask=mask)
+
+
 def kl_estimate(
     logprobs: NDArray[np.float32], reference_logprobs: NDArray[np.float32], estimator: str
 ) -> NDArray[np.float64]:

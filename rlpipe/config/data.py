@@ -38,10 +38,53 @@ class DatasetConfig(Section):
     """Grader for this data set; the one of the `reward` section when empty."""
 
 
+class SamplingOverrides(Section):
+    """Sampling of one data set where it differs from the rest."""
+
+    max_response_tokens: int | None = Field(None, ge=1)
+    """Token limit of a response."""
+
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus share."""
+
+    top_k: int | None = Field(None, ge=-1)
+    """Keep only the k most likely tokens; -1 keeps all."""
+
+    stop: list[str] | None = None
+    """Strings that end a response, besides the end-of-sequence token."""
+
+    stop_token_ids: list[int] | None = None
+    """Token ids that end a response, besides the end-of-sequence token."""
+
+
+class TrainingDatasetConfig(DatasetConfig):
+    """A training data set."""
+
+    sampling: SamplingOverrides = SamplingOverrides()
+    """Sampling of this data set; what is empty is as in `rollout`. The temperature is one for all, because the actor
+    applies it too."""
+
+
+class EvalDatasetConfig(DatasetConfig):
+    """An evaluation data set; what is empty is as in `eval`."""
+
+    samples_per_prompt: int | None = Field(None, ge=1)
+    """Answers per problem; above 1 they are sampled and pass@k is reported."""
+
+    temperature: float | None = Field(None, ge=0)
+    """0 is greedy."""
+
+    interval_iterations: int | None = Field(None, ge=0)
+    """Evaluate on this set after every so many iterations; 0: only before the first and after the last one."""
+
+    sampling: SamplingOverrides = SamplingOverrides()
+    """Sampling on this data set."""
+
+
 class DataConfig(Section):
     """The training prompts and how rows are treated."""
 
-    train: list[DatasetConfig] = Field(min_length=1)
+    train: list[TrainingDatasetConfig] = Field(min_length=1)
     """Training data sets; their rows are concatenated, then shuffled."""
 
     shuffle: bool = True
@@ -57,7 +100,7 @@ class DataConfig(Section):
 class EvalConfig(Section):
     """Held-out evaluation."""
 
-    datasets: list[DatasetConfig] = Field(default_factory=list)
+    datasets: list[EvalDatasetConfig] = Field(default_factory=list)
     """Evaluation data sets; none: no evaluation."""
 
     interval_iterations: int = Field(10, ge=0)
@@ -78,11 +121,27 @@ class EvalConfig(Section):
     max_response_tokens: int | None = Field(None, ge=1)
     """Token limit of an answer; the one of `rollout` when empty."""
 
+    def samples_of(self, dataset: EvalDatasetConfig) -> int:
+        """Answers per problem of `dataset`."""
+        return dataset.samples_per_prompt or self.samples_per_prompt
+
+    def temperature_of(self, dataset: EvalDatasetConfig) -> float:
+        """Temperature on `dataset`."""
+        return self.temperature if dataset.temperature is None else dataset.temperature
+
+    def interval_of(self, dataset: EvalDatasetConfig) -> int:
+        """Iterations between evaluations on `dataset`."""
+        return self.interval_iterations if dataset.interval_iterations is None else dataset.interval_iterations
+
     @model_validator(mode="after")
     def _several_greedy_answers_are_equal(self) -> Self:
-        if self.samples_per_prompt > 1 and self.temperature == 0:
-            raise ValueError(
-                f"eval.samples_per_prompt is {self.samples_per_prompt} but eval.temperature is 0, so all answers "
-                "would be equal: set eval.temperature above 0 or samples_per_prompt to 1"
-            )
+        for place, samples, temperature in [
+            ("eval", self.samples_per_prompt, self.temperature),
+            *((f"eval.datasets ({one.name})", self.samples_of(one), self.temperature_of(one)) for one in self.datasets),
+        ]:
+            if samples > 1 and temperature == 0:
+                raise ValueError(
+                    f"{place}: samples_per_prompt is {samples} but temperature is 0, so all answers would be equal: "
+                    "set temperature above 0 or samples_per_prompt to 1"
+                )
         return self

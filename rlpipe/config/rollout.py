@@ -1,8 +1,8 @@
 """Generation: engines, sampling and limits."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlpipe.config.base import Section
 
@@ -56,6 +56,24 @@ class EngineConfig(Section):
     """Further arguments of `sglang.srt.server_args.ServerArgs`, by their name there."""
 
 
+class GenerateConfig(Section):
+    """How one response comes about."""
+
+    function: str = "single_turn"
+    """`single_turn`, `calculator` (a worked example of several turns with a tool), or your own as
+    `package.module:function`: an `async def` that takes a `rlpipe.rollouts.conversation.Conversation`."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+    max_failed_share: float = Field(0.1, ge=0, le=1)
+    """The run ends when the function raised an error for more than this share of an iteration's samples."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        return self.function == "single_turn"
+
+
 class RolloutConfig(Section):
     """What is generated in an iteration, and by how many engines."""
 
@@ -76,3 +94,56 @@ class RolloutConfig(Section):
 
     engine: EngineConfig = EngineConfig()
     """Settings of every engine."""
+
+    mode: Literal["sync", "one_step_off", "async"] = "sync"
+    """`sync`: generate, then train. `one_step_off`: generate the next iteration's responses while this one's are
+    trained; they finish under the weights that they began with. `async`: generate all the time, up to `max_staleness`
+    iterations ahead; running responses go on under new weights, and batches form as groups finish."""
+
+    max_staleness: int = Field(1, ge=1)
+    """Most weight versions between a response's first token and its training. In mode `async` groups beyond it are
+    dropped and counted; aborted responses beyond it start again (`partial`)."""
+
+    filters: list[str] = Field(default_factory=list)
+    """Finished groups are dropped, counted and replaced by those of further prompts where a filter says so:
+    `equal_rewards` (dynamic sampling of DAPO), `truncated`, or your own as `package.module:function`."""
+
+    max_groups_factor: float = Field(4.0, ge=1)
+    """At most so many times `prompts_per_iteration` groups are begun for an iteration; then it is trained with fewer
+    (`rollout/missing_groups_count`)."""
+
+    oversampling: float = Field(1.0, ge=1)
+    """Begin so many times `prompts_per_iteration` groups; when enough have finished, the others are aborted."""
+
+    partial: bool = False
+    """Go on with aborted responses in the next iteration; otherwise they are dropped and counted."""
+
+    mask_off_policy: bool = False
+    """Leave tokens that were sampled by older weights out of the loss."""
+
+    generate: GenerateConfig = GenerateConfig()
+    """How one response comes about: once, or in several turns with tools."""
+
+    @property
+    def iterations_ahead(self) -> int:
+        """How many iterations generation may be ahead of training."""
+        return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.mode]
+
+    @model_validator(mode="after")
+    def _aborting_needs_an_end(self) -> Self:
+        if self.oversampling > 1 and self.mode != "sync":
+            raise ValueError(
+                f"rollout.oversampling is {self.oversampling:g}, but in rollout.mode '{self.mode}' generation goes on "
+                "during training, so nothing need be aborted: set oversampling to 1 or mode to 'sync'"
+            )
+        if self.partial and self.oversampling == 1:
+            raise ValueError(
+                "rollout.partial goes on with aborted responses, but rollout.oversampling is 1, so none is aborted: "
+                "raise oversampling, for instance to 1.5"
+            )
+        if self.oversampling > self.max_groups_factor:
+            raise ValueError(
+                f"rollout.oversampling {self.oversampling:g} exceeds rollout.max_groups_factor "
+                f"{self.max_groups_factor:g}: raise the latter"
+            )
+        return self

@@ -45,6 +45,24 @@ class Config(Section):
     ray: RayConfig = RayConfig()
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
+    @property
+    def longest_training_response_tokens(self) -> int:
+        """Token limit of the data set with the highest one."""
+        return max(one.sampling.max_response_tokens or self.rollout.max_response_tokens for one in self.data.train)
+
+    @property
+    def longest_response_tokens(self) -> int:
+        """The same, evaluation included."""
+        default = self.eval.max_response_tokens or self.rollout.max_response_tokens
+        evaluated = [one.sampling.max_response_tokens or default for one in self.eval.datasets]
+        return max(self.longest_training_response_tokens, default, *evaluated)
+
+    @property
+    def uses_stop_strings(self) -> bool:
+        """Whether engines have to look at text, which they need the tokenizer for."""
+        overrides = [one.sampling.stop for one in self.data.train] + [one.sampling.stop for one in self.eval.datasets]
+        return bool(self.rollout.sampling.stop) or any(overrides) or not self.rollout.generate.is_single_turn
+
     @model_validator(mode="after")
     def _colocated_engines_have_a_process_each(self) -> Self:
         engines, tensor_parallel = self.rollout.engines, self.rollout.engine.tensor_parallel
@@ -57,7 +75,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _a_sequence_fits_a_pack(self) -> Self:
-        longest = self.data.max_prompt_tokens + self.rollout.max_response_tokens
+        longest = self.data.max_prompt_tokens + self.longest_training_response_tokens
         context, multiple = self.actor.parallel.context, self.actor.parallel.pack_multiple
         for name in ("max_tokens_per_gpu", "forward_max_tokens_per_gpu"):
             budget = (getattr(self.actor, name) or self.actor.max_tokens_per_gpu) * context
@@ -82,9 +100,18 @@ class Config(Section):
                 f"{self.rollout.prompts_per_iteration} groups, which are never split over updates: lower it or raise "
                 "rollout.prompts_per_iteration"
             )
+        if self.algorithm.overlong.buffer_tokens and self.longest_training_response_tokens != _shortest_limit(self):
+            raise ValueError(
+                "algorithm.overlong.buffer_tokens measures from one token limit, but data sets have different "
+                "sampling.max_response_tokens: give all the same, or set buffer_tokens to 0"
+            )
         if self.algorithm.overlong.buffer_tokens > self.rollout.max_response_tokens:
             raise ValueError(
                 f"algorithm.overlong.buffer_tokens is {self.algorithm.overlong.buffer_tokens}, more than "
                 f"rollout.max_response_tokens = {self.rollout.max_response_tokens}: every response would be punished"
             )
         return self
+
+
+def _shortest_limit(config: Config) -> int:
+    return min(one.sampling.max_response_tokens or config.rollout.max_response_tokens for one in config.data.train)

@@ -38,6 +38,17 @@ class PromptStream(Generic[Item]):
             self._advance(len(rest))
         return taken
 
+    @property
+    def number(self) -> int:
+        """How many items were taken since the beginning of the first epoch."""
+        return self.state.epoch * len(self._prompts) + self.state.position
+
+    def item(self, number: int) -> Item:
+        """The item that was, or will be, taken after `number` others."""
+        epoch, position = divmod(number, len(self._prompts))
+        order = self._order if epoch == self.state.epoch else self._order_of(epoch)
+        return self._prompts[order[position]]
+
     def _advance(self, count: int) -> None:
         position = self.state.position + count
         if position < len(self._order):

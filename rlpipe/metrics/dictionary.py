@@ -31,8 +31,8 @@ class Metric:
 
 
 _PHASES = {
-    "data": "taking the next prompts from the data sets",
-    "rollout": "generating responses; grading runs beside it",
+    "data": "taking the next examples (supervised runs; prompts are taken while responses are generated)",
+    "rollout": "waiting for responses; grading runs beside it",
     "reward": "grading that was not finished when generation ended",
     "advantage": "computing advantages",
     "pack": "laying sequences into packs",
@@ -66,6 +66,14 @@ _DECLARED = [
         "versions",
         "current weight version less the oldest one sampled with",
     ),
+    Metric("rollout/weight_version_lag_mean", "versions", "the same, mean over response tokens"),
+    Metric("rollout/off_policy_share", "share", "share of response tokens that older weights sampled"),
+    Metric("rollout/groups_begun_count", "count", "groups begun"),
+    Metric("rollout/groups_dropped_{reason}_count", "count", "groups that are not trained, by reason"),
+    Metric("rollout/missing_groups_count", "count", "groups given up because of `rollout.max_groups_factor`"),
+    Metric("rollout/groups_carried_count", "count", "interrupted groups that go on in the next iteration"),
+    Metric("rollout/samples_continued_count", "count", "interrupted responses that went on"),
+    Metric("rollout/samples_restarted_count", "count", "responses begun again because their beginning was too old"),
     Metric("advantage/groups_count", "count", "groups that advantages were computed from"),
     Metric("advantage/failed_samples_count", "count", "samples left out because generation failed"),
     Metric("advantage/singleton_groups_count", "count", "groups with one sample left, whose advantage is 0"),
@@ -74,7 +82,14 @@ _DECLARED = [
     Metric("advantage/overlong_penalized_count", "count", "responses with a penalty for their length"),
     Metric("advantage/kl_penalty_mean", "none", "mean KL penalty per response token, with its coefficient"),
     Metric("advantage/abs_mean", "none", "mean absolute advantage"),
-    Metric("perf/rollout_tokens_per_second", "tokens/second", "response tokens over the rollout phase"),
+    Metric(
+        "perf/rollout_tokens_per_second",
+        "tokens/second",
+        "response tokens, those of dropped groups too, over the time given to generating them: the rollout phase, or, "
+        "where generation runs beside training, from batch to batch",
+    ),
+    Metric("perf/rollout_idle_share", "share", "time without a running request, mean over engines"),
+    Metric("perf/actor_idle_share", "share", "time outside of the actor's passes and updates"),
     Metric(
         "perf/rollout_engine_{engine}_tokens_per_second",
         "tokens/second",

@@ -10,10 +10,9 @@ from rollout_requests import answers, make_requests, mixed_requests
 from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.errors import DeadlineError, RolloutError
-from rlpipe.sample import Prompt, Status
+from rlpipe.sample import Status
 from rlpipe.weights import WeightGroup
 from rollout.requests import GenerateRequest, SamplingParameters
-from rollout.samples import to_sample
 
 DEADLINE = 120.0
 
@@ -151,12 +150,3 @@ def test_requests_that_share_an_id_are_refused(dense_pool):
 def test_a_passed_deadline_names_the_engine_and_shows_its_stack(dense_pool):
     with pytest.raises(DeadlineError, match=r"rollout: no answer from engine \d.*(?s:.*)Stacks"):
         dense_pool.generate(make_requests(8, new_tokens=400), deadline_seconds=0.05)
-
-
-def test_a_generation_becomes_a_sample(dense_pool):
-    (generation,) = dense_pool.generate(make_requests(1), DEADLINE)
-    prompt = Prompt("p0", "text", (1, 2), "label", "data")
-    sample = to_sample(prompt, "g0", generation, "decoded")
-    assert sample.response_ids == generation.token_ids
-    assert sample.trained_tokens == 24
-    assert sample.sample_id == "r0"

@@ -1,0 +1,1 @@
+"""From prompts to graded samples: asking the engines, grading, filtering, and handing out batches."""

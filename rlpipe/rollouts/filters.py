@@ -1,0 +1,53 @@
+"""Which finished groups are trained. Chosen by name, or your own."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+from rlpipe.errors import ConfigError
+from rlpipe.sample import Sample, Status
+
+GroupFilter = Callable[[Sequence[Sample]], str | None]
+"""None keeps the graded group; a word says why it is dropped, and is counted."""
+
+
+def equal_rewards(samples: Sequence[Sample]) -> str | None:
+    """Drops groups that teach nothing because all scores are equal (dynamic sampling; DAPO, arXiv 2503.14476, 3.2)."""
+    scores = {sample.reward.score for sample in samples if sample.reward is not None}
+    return "equal_rewards" if len(scores) < 2 else None
+
+
+def truncated(samples: Sequence[Sample]) -> str | None:
+    """Drops groups whose responses all met the token limit."""
+    return "truncated" if all(sample.status is Status.TRUNCATED for sample in samples) else None
+
+
+FILTERS: Mapping[str, GroupFilter] = {"equal_rewards": equal_rewards, "truncated": truncated}
+"""Registered filters."""
+
+
+def group_filters(names: Sequence[str]) -> tuple[GroupFilter, ...]:
+    """The filters of these names or paths. Raises ConfigError for one that is unknown, or not a function of a group."""
+    return tuple(FILTERS.get(name) or _imported(name) for name in names)
+
+
+def drop_reason(samples: Sequence[Sample], filters: Sequence[GroupFilter]) -> str | None:
+    """Why a graded group is dropped, by the first filter that drops it; None when it is kept."""
+    if all(sample.status is Status.FAILED for sample in samples):
+        return "failed"
+    usable = [sample for sample in samples if sample.status is not Status.FAILED]
+    return next((reason for one in filters if (reason := one(usable))), None)
+
+
+def _imported(path: str) -> GroupFilter:
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"rollout.filters: '{path}' is unknown: use {', '.join(FILTERS)}, or package.module:function")
+    try:
+        function: GroupFilter = getattr(importlib.import_module(module_name), name)
+        inspect.signature(function).bind(())
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"rollout.filters: '{path}' is not a function of a group's samples that can be imported: {error}"
+        ) from None
+    return function
