@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from rlpipe.algorithms import AdvantageResult, compute_advantages, kl_by_sample_of, mask_off_policy
 from rlpipe.batching import (
+    BudgetAdvice,
     CostModel,
     PackLimits,
     TrainingPacks,
+    advise_budget,
     attach_logprobs,
     cost_per_length,
     logprobs_by_sample,
@@ -50,6 +54,18 @@ class Learner:
         needed = (stale or algorithm.updates_per_iteration > 1) and algorithm.old_policy != "rollout"
         return self._logprobs(samples, "policy") if needed else None
 
+    @property
+    def old_policy_choice(self) -> str:
+        """What the run will do about old log-probabilities, for its first lines."""
+        algorithm, rollout = self._config.algorithm, self._config.rollout
+        if algorithm.old_policy == "rollout":
+            return "old log-probabilities: those that the engines report, no pass for them"
+        if algorithm.updates_per_iteration > 1:
+            return f"old log-probabilities: a pass each iteration, for its {algorithm.updates_per_iteration} updates"
+        if rollout.iterations_ahead or rollout.partial:
+            return "old log-probabilities: a pass where responses are older than the policy, skipped elsewhere"
+        return "old log-probabilities: pass skipped, each iteration is one on-policy step"
+
     def advantages(
         self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None, version: int
     ) -> AdvantageResult:
@@ -82,6 +98,15 @@ class Learner:
         )
         in_loss = reference if self._config.algorithm.kl.placement == "loss" else None
         return replace(packs, ranks=attach_logprobs(packs.ranks, old=old, reference=in_loss))
+
+    def advice(self, packs: TrainingPacks) -> BudgetAdvice:
+        """Whether another token budget would need fewer packs for lengths like these."""
+        return advise_budget(
+            [np.asarray(lengths) for lengths in packs.step_lengths_tokens],
+            self._limits,
+            data_parallel=self._actor.layout.data_parallel,
+            context_parallel=self._config.actor.parallel.context,
+        )
 
     def train(self, packs: TrainingPacks) -> "TrainReport":
         """One optimizer step per step of `packs`."""

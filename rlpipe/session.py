@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actor.group import ActorGroup
+from rlpipe.batching import TrainingPacks
 from rlpipe.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
 from rlpipe.config.root import Config
 from rlpipe.console import Console
@@ -42,6 +43,7 @@ class Session:
     evaluation: Evaluation
     weights: WeightSync
     start: RunState
+    advised: bool = False
 
     def iterations(self) -> range:
         """Numbers of the iterations still to do."""
@@ -63,6 +65,14 @@ class Session:
         self.actor.finish_checkpoint()
         if self.config.checkpoint.save_hf:
             self.actor.save_hf(self.directory.policy)
+
+    def packing_metrics(self, packs: TrainingPacks) -> dict[str, float]:
+        """How full the packs are; tells once when another budget would need fewer."""
+        advice = self.learner.advice(packs)
+        if advice.worthwhile and not self.advised:
+            self.console.say(f"packing: {advice}")
+            self.advised = True
+        return {**packs.report.metrics, "pack/advised_saved_share": advice.saved_share}
 
     def data_metrics(self) -> dict[str, float]:
         return {
@@ -105,6 +115,8 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
         position = StreamState(state.epoch, state.position)
         rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console, position, state.pending))
+        learner = Learner(config, actor)
+        console.say(learner.old_policy_choice)
         yield Session(
             config=config,
             directory=directory,
@@ -114,7 +126,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             pool=pool,
             actor=actor,
             rollouts=rollouts,
-            learner=Learner(config, actor),
+            learner=learner,
             evaluation=Evaluation(config, inputs.evaluation),
             weights=weights,
             start=state,

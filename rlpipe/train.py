@@ -36,7 +36,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(rollout_metrics(samples, run.weights.version))
                     step.add(run.rollouts.grading_metrics(samples))
                     step.add(result.counts.metrics)
-                    step.add(packs.report.metrics)
+                    step.add(run.packing_metrics(packs))
                     step.add(report.metrics)
                     step.add(generation_metrics(batch, run.pool.take_usage()))
                     step.add(training_metrics(step, config, packs))

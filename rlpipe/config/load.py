@@ -162,7 +162,9 @@ def _suggestion(location: Sequence[str | int]) -> str:
         return f"; did you mean {'.'.join([*map(str, location[:-1]), near[0]])!r}?"
     everywhere = [dotted for dotted, _ in iter_fields(Config)]
     same = [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == name]
-    near = same or difflib.get_close_matches(".".join(map(str, location)), everywhere, n=1, cutoff=0.0)
+    near = sorted(same, key=lambda dotted: dotted.count(".")) or difflib.get_close_matches(
+        ".".join(map(str, location)), everywhere, n=1, cutoff=0.0
+    )
     return f"; the nearest key is {near[0]!r}" if near else ""
 
 

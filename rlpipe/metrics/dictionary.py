@@ -119,6 +119,9 @@ _DECLARED = [
     Metric("reward/{component}_mean", "none", "mean of one component of the reward"),
     Metric("pack/packs_count", "count", "packs of the iteration, all ranks"),
     Metric("pack/fill_share", "share", "real tokens over the capacity of all packs"),
+    Metric(
+        "pack/advised_saved_share", "share", "share of packs that a budget within 15 % of the present one would save"
+    ),
     Metric("pack/dummy_packs_count", "count", "packs without samples that keep ranks in step"),
     Metric("pack/padding_tokens", "tokens", "alignment padding in packs"),
     Metric("pack/rank_imbalance", "none", "largest over mean cost of the data-parallel ranks"),

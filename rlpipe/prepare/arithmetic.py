@@ -1,7 +1,7 @@
 """Generated sums in DAPO-math format: one JSON object a line, `prompt` (chat messages) and `label`.
 
-Each row also has a `solution`, which adds digit by digit from the right, for a supervised warm start:
-`7+8=15,3+4+1=8 Answer: 85`.
+Each row also has what a supervised warm start can be made from: its `expression`, and a `solution`, which adds digit by
+digit from the right: `7+8=15,3+4+1=8 Answer: 85`.
 """
 
 import json
@@ -41,10 +41,11 @@ def split_problems(task: ArithmeticTaskConfig, seed: int) -> tuple[list[Problem]
 
 def row(problem: Problem) -> dict[str, object]:
     """One line of the data set."""
-    question = "+".join(map(str, problem)) + "=?"
+    expression = "+".join(map(str, problem))
     return {
-        "prompt": [{"role": "user", "content": question}],
+        "prompt": [{"role": "user", "content": f"{expression}=?"}],
         "label": str(sum(problem)),
+        "expression": expression,
         "solution": solution(problem),
     }
 
