@@ -1,6 +1,12 @@
 """The only place of the training half that knows which device there is."""
 
+import time
+from typing import TypeAlias
+
 import torch
+
+Mark: TypeAlias = float | torch.cuda.Event
+"""A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""
 
 
 def compute_device() -> torch.device:
@@ -19,6 +25,27 @@ def synchronize() -> None:
     """Wait until the device has finished what was asked of it."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def mark() -> Mark:
+    """This moment, on a GPU the one at which its stream gets here."""
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Between two marks that the device has passed."""
+    if isinstance(start, float) or isinstance(end, float):
+        return float(end) - float(start)  # type: ignore[arg-type]
+    return start.elapsed_time(end) / 1000
+
+
+def device_name() -> str:
+    """What torch calls the device; empty for a CPU, which has no peak to compare with."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def host_buffer_like(tensor: torch.Tensor) -> torch.Tensor:

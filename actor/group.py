@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from actor.layout import ActorLayout
 from actor.losses.requirements import needs_reference
-from actor.report import RankTrainReport, Spread, TrainReport, WeightSendReport
+from actor.report import RankTrainReport, RankUsage, TrainReport, WeightSendReport
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
@@ -146,6 +146,10 @@ class ActorGroup:
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])
 
+    def take_usage(self, keep_spans: bool = False) -> tuple[RankUsage, ...]:
+        """What each process did since the last call. keep_spans: of what follows, keep every stretch for a trace."""
+        return tuple(self._all("take_usage", self._config.deadlines.train_seconds, keep_spans))
+
     def stop(self) -> None:
         """End the processes, after a running save is complete; at once if a call was interrupted or failed, because
         processes may then wait for each other. Safe to call twice."""
@@ -262,9 +266,6 @@ def _merge(reports: Sequence[RankTrainReport], layout: ActorLayout) -> TrainRepo
     counts = reports[0].counts
     return TrainReport(
         steps=steps,
-        forward_backward_seconds=Spread.of([report.seconds.forward_backward for report in reports]),
-        optimizer_seconds=Spread.of([report.seconds.optimizer for report in reports]),
-        total_seconds=Spread.of([report.seconds.total for report in reports]),
         updates_attempted=counts.attempted,
         updates_applied=counts.applied,
         updates_skipped=counts.skipped,

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlpipe.phases import Span
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -11,10 +13,12 @@ class Spread:
     minimum: float
     mean: float
     maximum: float
+    largest_rank: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(min(values), sum(values) / len(values), max(values))
+        largest = max(range(len(values)), key=lambda rank: values[rank])
+        return cls(min(values), sum(values) / len(values), values[largest], largest)
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,6 @@ class StepReport:
     metrics: dict[str, float]
     skip_reason: str | None = None
     culprit_sample_ids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepSeconds:
-    """Time of one rank, measured with the device synchronised at both ends of each part."""
-
-    forward_backward: float
-    optimizer: float
-    total: float
 
 
 @dataclass(frozen=True)
@@ -64,18 +59,35 @@ class RankTrainReport:
     """The answer of one process to `train`. `steps` is empty except on the reporting ranks of the layout."""
 
     steps: tuple[StepReport, ...]
-    seconds: StepSeconds
     counts: UpdateCounts
 
 
 @dataclass(frozen=True)
+class RankUsage:
+    """What one process did since it was last asked.
+
+    part_seconds: `forward`, `backward`, `optimizer`, `train` (the rest of a training call), `ref_logprob`,
+        `old_logprob`, `weight_sync`, `checkpoint`, each without its exchanges between processes, and those as
+        `train_exchange`, `ref_logprob_exchange` and so on. They do not overlap.
+    spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU.
+    """
+
+    rank: int
+    host: str
+    device_name: str
+    part_seconds: dict[str, float]
+    spans: tuple[Span, ...]
+
+    @property
+    def name(self) -> str:
+        return f"actor-{self.rank}"
+
+
+@dataclass(frozen=True)
 class TrainReport:
-    """One call of `ActorGroup.train`. Seconds are summed over the steps, and spread over the ranks."""
+    """One call of `ActorGroup.train`."""
 
     steps: tuple[StepReport, ...]
-    forward_backward_seconds: Spread
-    optimizer_seconds: Spread
-    total_seconds: Spread
     updates_attempted: int
     updates_applied: int
     updates_skipped: int

@@ -1,7 +1,6 @@
 """One process's share of the policy: model, optimizer, training steps, log-probabilities. Knows nothing of Ray."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,10 @@ from actor.models.description import ModelDescription
 from actor.models.policy import PolicyModel, take_mtp_loss
 from actor.optimizer import Optimizer, freeze
 from actor.passes import HeadOptions, forward_backward, score_packs
+from actor.rank_clock import MegatronTimers, RankClock
 from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
 from actor.reference import ReferenceWeights
-from actor.report import RankTrainReport, StepReport, StepSeconds, UpdateCounts
+from actor.report import RankTrainReport, StepReport, UpdateCounts
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.errors import ActorError
@@ -50,62 +50,57 @@ class TrainerOptions:
 class Trainer:
     """Build it in every process after `actor.distributed.start_model_parallel`; every method is collective."""
 
-    def __init__(self, options: TrainerOptions) -> None:
+    def __init__(self, options: TrainerOptions, clock: RankClock | None = None) -> None:
         self.options = options
+        self.clock = clock or RankClock()
         self.layout = ActorLayout.of(options.actor)
         self.description: ModelDescription = read_model(options.model_path)
         self.policy: list[PolicyModel] = build_model(self.description, options.actor)
         self.reference = self._load_weights()
         self._freeze()
         self.chunks = _wrap(self.policy)
+        for chunk in self.policy:
+            chunk.config.timers = MegatronTimers(self.clock)
         self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
         self.counts = UpdateCounts()
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
-        start = time.perf_counter()
-        reports, forward_backward_seconds, optimizer_seconds = [], 0.0, 0.0
+        reports = []
         for packs in steps:
-            report, seconds = self.train_step(packs, algorithm)
-            reports.append(report)
-            forward_backward_seconds += seconds.forward_backward
-            optimizer_seconds += seconds.optimizer
+            with self.clock.part("train"):
+                reports.append(self.train_step(packs, algorithm))
+            self.clock.settle()
             if self.counts.skipped_in_a_row >= self.options.actor.max_skipped_updates:
                 break
-        total = time.perf_counter() - start
-        return RankTrainReport(
-            steps=tuple(reports),
-            seconds=StepSeconds(forward_backward_seconds, optimizer_seconds, total),
-            counts=self.counts,
-        )
+        return RankTrainReport(steps=tuple(reports), counts=self.counts)
 
-    def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> tuple[StepReport, StepSeconds]:
+    def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> StepReport:
         """Forward and backward over `packs`, then an optimizer step, or a skip on all ranks where something is not
         finite. Metrics are complete on the last pipeline stage only."""
-        start = time.perf_counter()
-        self.optimizer.zero_gradients()
+        with self.clock.part("optimizer"):
+            self.optimizer.zero_gradients()
         results = forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
-        synchronize()
-        middle = time.perf_counter()
-        self.optimizer.finish_gradients()
+        with self.clock.part("optimizer"):
+            self.optimizer.finish_gradients()
         metrics = reduce_metrics(results) | self._mtp_metric()
         culprits = first_non_finite(results)
         reason, norm = None, math.nan
         if any_rank(culprits is not None):
             reason = "the loss or a log-probability is not finite"
         else:
-            norm = self.optimizer.gradient_norm()
+            with self.clock.part("optimizer"):
+                norm = self.optimizer.gradient_norm()
             if not math.isfinite(norm):
                 reason = f"the gradient norm is {norm}"
                 culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm, self.layout)
         metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
-        if reason is None:
-            self.optimizer.step(norm)
+        with self.clock.part("optimizer"):
+            if reason is None:
+                self.optimizer.step(norm)
+            synchronize()
         self.counts = self.counts.after(applied=reason is None)
-        synchronize()
-        end = time.perf_counter()
-        seconds = StepSeconds(middle - start, end - middle, end - start)
-        return self._report(metrics, reason, culprits), seconds
+        return self._report(metrics, reason, culprits)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""

@@ -1,6 +1,7 @@
 """The Ray actor that runs one process of the training side."""
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 
 from actor import distributed
 from actor.checkpoint import Checkpointer
+from actor.device import device_name, synchronize
+from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
 from actor.optimizer_fixes import install_optimizer_fixes
 from actor.pipeline_fixes import install_pipeline_fixes
-from actor.report import RankTrainReport, WeightSendReport
+from actor.rank_clock import RankClock
+from actor.report import RankTrainReport, RankUsage, WeightSendReport
 from actor.runtime import install_megatron_runtime
 from actor.trainer import Trainer, TrainerOptions, Which
 from actor.weight_sender import WeightSender
@@ -33,11 +37,13 @@ class ActorWorker:
         self._config = config
         self._rank = rank
         self._store: Any = None
+        self._clock = RankClock()
         # More threads than cores wait for each other in a spin, many times slower than one.
         torch.set_num_threads(min(config.actor.threads, len(os.sched_getaffinity(0))))
         install_megatron_runtime()
         install_optimizer_fixes()
         install_pipeline_fixes()
+        watch_exchanges(self._clock)
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
@@ -57,7 +63,7 @@ class ActorWorker:
             self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
         distributed.start_model_parallel(actor, self._config.seed)
-        self._trainer = Trainer(trainer_options(self._config))
+        self._trainer = Trainer(trainer_options(self._config), self._clock)
         self._checkpointer = Checkpointer(self._trainer, self._config.checkpoint.keep)
         self._sender = WeightSender(
             self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
@@ -68,7 +74,8 @@ class ActorWorker:
         return self._trainer.train(steps, algorithm)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
-        return self._trainer.logprobs(packs, which)
+        with self._clock.part("ref_logprob" if which == "reference" else "old_logprob"):
+            return self._trainer.logprobs(packs, which)
 
     def set_reference(self) -> None:
         self._checkpointer.finish()
@@ -79,9 +86,10 @@ class ActorWorker:
         self._trainer.reset_optimizer(options, total_steps)
 
     def save_checkpoint(self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool) -> Path:
-        path = self._checkpointer.save(directory, iteration, driver_state)
-        if wait:
-            self._checkpointer.finish()
+        with self._clock.part("checkpoint"):
+            path = self._checkpointer.save(directory, iteration, driver_state)
+            if wait:
+                self._checkpointer.finish()
         return path
 
     def finish_checkpoint(self) -> None:
@@ -101,8 +109,15 @@ class ActorWorker:
 
     def send_weights(self, verify: bool) -> WeightSendReport | None:
         """The report on rank 0, None elsewhere."""
-        report = self._sender.send(verify)
+        with self._clock.part("weight_sync"):
+            report = self._sender.send(verify)
         return report if self._rank == 0 else None
+
+    def take_usage(self, keep_spans: bool) -> RankUsage:
+        synchronize()
+        seconds, spans = self._clock.take()
+        self._clock.keep_spans = keep_spans
+        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans)
 
     def stop(self) -> None:
         """Finish a running save and leave all groups."""

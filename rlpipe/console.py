@@ -17,7 +17,7 @@ _COLUMNS = (
     ("grad norm", "train/gradient_norm", "9.3f"),
     ("mismatch", "mismatch/logprob_abs_max", "8.1e"),
     ("rollout s", "time/rollout_seconds", "9.2f"),
-    ("train s", "time/forward_backward_seconds", "7.2f"),
+    ("train s", "perf/actor_train_seconds", "7.2f"),
     ("sync s", "time/weight_sync_seconds", "6.2f"),
     ("step s", "time/step_seconds", "6.2f"),
     ("rollout tok/s", "perf/rollout_tokens_per_second", "13,.0f"),

@@ -9,8 +9,6 @@ from rlpipe.interrupts import raise_if_requested
 from rlpipe.phases import PhaseClock
 from rlpipe.tracking.trackers import Trackers
 
-_ACTOR_PHASES = ("ref_logprob", "old_logprob", "forward_backward", "optimizer", "train_other")
-
 PHASES = (
     "data",
     "rollout",
@@ -19,14 +17,20 @@ PHASES = (
     "pack",
     "ref_logprob",
     "old_logprob",
-    "forward_backward",
+    "forward",
+    "backward",
     "optimizer",
+    "exchange",
     "train_other",
     "weight_sync",
     "eval",
     "checkpoint",
     "tracking",
 )
+
+# What the training call is divided into; its phase `train` does not last.
+TRAINING_PARTS = ("forward", "backward", "optimizer", "exchange", "train_other")
+_ACTOR_PHASES = ("ref_logprob", "old_logprob", *TRAINING_PARTS)
 
 
 class IterationRecord:
@@ -76,6 +80,9 @@ class IterationRecord:
                 "perf/actor_idle_share": 1.0 - self.seconds(*_ACTOR_PHASES) / step,
             }
         )
+        if "perf/jit_seconds" in self.metrics:
+            # Threads and processes compile at the same time, so what they report may exceed the step.
+            self.add({"perf/step_excluding_jit_seconds": max(0.0, step - self.metrics["perf/jit_seconds"])})
         return end
 
 

@@ -3,6 +3,16 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stretch of work. `start_seconds` is wall-clock time (of `time.time`), which processes share."""
+
+    name: str
+    start_seconds: float
+    seconds: float
 
 
 class PhaseClock:

@@ -30,6 +30,10 @@ class RunDirectory:
         return self.path / "samples.jsonl"
 
     @property
+    def ranks(self) -> Path:
+        return self.path / "ranks.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -18,6 +18,7 @@ from rlpipe.grading import open_grading
 from rlpipe.inputs import Inputs, load_inputs
 from rlpipe.iteration import IterationLog, IterationRecord
 from rlpipe.learner import Learner
+from rlpipe.measurement import Measurement
 from rlpipe.placement import placements, ray_cluster
 from rlpipe.rollouts.rollouts import Rollouts
 from rlpipe.run_directory import RunDirectory, open_run_directory
@@ -42,6 +43,7 @@ class Session:
     learner: Learner
     evaluation: Evaluation
     weights: WeightSync
+    measurement: Measurement
     start: RunState
     advised: bool = False
 
@@ -129,6 +131,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             learner=learner,
             evaluation=Evaluation(config, inputs.evaluation),
             weights=weights,
+            measurement=Measurement(config, actor, directory),
             start=state,
         )
 

@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
 
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.flops import load_model_shape, model_flops, tflops_per_gpu
-from rlpipe.iteration import IterationRecord
+from rlpipe.iteration import TRAINING_PARTS, IterationRecord
 from rlpipe.rollouts.source import Batch
 from rlpipe.sample import Sample, Status
 from rollout.requests import EngineUsage
-
-if TYPE_CHECKING:
-    from actor.report import TrainReport
 
 
 def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
@@ -55,16 +51,17 @@ def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, 
 
 
 def training_metrics(record: IterationRecord, config: Config, packs: TrainingPacks) -> dict[str, float]:
-    """Tokens and FLOPs per second of training, from real lengths. Call when the phase `train` is over.
+    """Tokens and FLOPs per second of training, from real lengths. Call when the phase `train` is divided.
 
     TFLOPS are model FLOPs (causal half of attention, no recomputation) over the phase and the actor's processes.
     """
     lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
     flops = model_flops(load_model_shape(config.model.path), lengths, include_mtp=config.actor.train_mtp)
-    update = record.seconds("forward_backward", "optimizer", "train_other")
+    update = record.seconds(*TRAINING_PARTS)
     passes = record.seconds("ref_logprob", "old_logprob")
     processes = config.actor.processes
     metrics = {
+        "perf/actor_train_seconds": update,
         "perf/trained_tokens": float(sum(lengths)),
         "perf/trained_tokens_per_second": sum(lengths) / (update + passes),
         "perf/actor_train_tflops_per_gpu": tflops_per_gpu(flops.train, update, processes),
@@ -73,11 +70,3 @@ def training_metrics(record: IterationRecord, config: Config, packs: TrainingPac
         rate = tflops_per_gpu(flops.logprob, record.seconds("ref_logprob"), processes)
         metrics["perf/ref_logprob_tflops_per_gpu"] = rate
     return metrics
-
-
-def training_seconds(report: "TrainReport") -> dict[str, float]:
-    """Phases inside the training call: the mean over ranks, so that they add up with what is left of the call."""
-    return {
-        "forward_backward": report.forward_backward_seconds.mean,
-        "optimizer": report.optimizer_seconds.mean,
-    }

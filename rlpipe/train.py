@@ -5,7 +5,7 @@ from pathlib import Path
 from rewards.metrics import graded_table
 from rlpipe.config.root import Config
 from rlpipe.session import open_session
-from rlpipe.summaries import generation_metrics, rollout_metrics, training_metrics, training_seconds
+from rlpipe.summaries import generation_metrics, rollout_metrics
 
 
 def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
@@ -31,7 +31,6 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     packs = run.learner.pack(result.samples, reference, old)
                 with step.phase("train"):
                     report = run.learner.train(packs)
-                step.split("train", training_seconds(report), rest="train_other")
                 with step.phase("tracking"):
                     step.add(rollout_metrics(samples, run.weights.version))
                     step.add(run.rollouts.grading_metrics(samples))
@@ -39,7 +38,6 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(run.packing_metrics(packs))
                     step.add(report.metrics)
                     step.add(generation_metrics(batch, run.pool.take_usage()))
-                    step.add(training_metrics(step, config, packs))
                     step.add(run.data_metrics())
                     step.sample_rows = graded_table(samples, rows=4)
                 with step.phase("rollout"):
@@ -50,5 +48,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     run.evaluate(iteration, step)
                 with step.phase("checkpoint"):
                     run.checkpoint(iteration)
+                with step.phase("tracking"):
+                    run.measurement.finish(step, packs)
         run.close()
     return run.directory.path

@@ -8,6 +8,7 @@ from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from rlpipe.config.base import Section
 from rlpipe.config.data import DataConfig, EvalConfig
+from rlpipe.config.jit import JitConfig
 from rlpipe.config.model import ModelConfig, PrepareConfig
 from rlpipe.config.reward import RewardConfig
 from rlpipe.config.rollout import RolloutConfig
@@ -40,6 +41,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
+    jit: JitConfig = JitConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     ray: RayConfig = RayConfig()

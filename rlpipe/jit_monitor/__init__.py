@@ -7,6 +7,7 @@ with monitor.step(iteration):
 report = monitor.drain()
 """
 
+from rlpipe.jit_monitor.alarms import AlarmRules, refuse_alarms
 from rlpipe.jit_monitor.caches import cache_environment
 from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport, StepStall
 from rlpipe.jit_monitor.guards import host_integer, refuse_recompiling_flash_attention
@@ -14,6 +15,7 @@ from rlpipe.jit_monitor.metrics import jit_metrics
 from rlpipe.jit_monitor.monitor import JitMonitor, JitSettings
 
 __all__ = [
+    "AlarmRules",
     "JitAlarm",
     "JitEvent",
     "JitMonitor",
@@ -23,5 +25,6 @@ __all__ = [
     "cache_environment",
     "host_integer",
     "jit_metrics",
+    "refuse_alarms",
     "refuse_recompiling_flash_attention",
 ]

@@ -1,9 +1,10 @@
 """Which compilations are an alarm."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from rlpipe.jit_monitor.events import JitAlarm, JitEvent
+from rlpipe.errors import JitError
+from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport
 
 # One tuning run compiles each of its configurations, one `torch.compile` several kernels: an alarm names the cause.
 _SPEAK_FOR_WHAT_IS_INSIDE = frozenset({"triton_autotune", "dynamo"})
@@ -40,3 +41,10 @@ class AlarmRules:
         self._totals[kind, name] += count
         total = self._totals[kind, name]
         return JitAlarm(kind, name, count, total, seconds, step, total > self._recompiles_limit)
+
+
+def refuse_alarms(reports: Sequence[JitReport]) -> None:
+    """JitError that names every worker with an alarm, and the kernels; nothing where there is none."""
+    sentences = [f"{report.worker}: {alarm}" for report in reports for alarm in report.alarms]
+    if sentences:
+        raise JitError(f"{'; '.join(sentences)} (jit.after_warmup is 'error')")

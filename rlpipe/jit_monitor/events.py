@@ -63,7 +63,7 @@ class StepStall:
 
 @dataclass(frozen=True)
 class JitReport:
-    """One step of one worker.
+    """One step of one worker, which is process `rank` of its `role`.
 
     compiler_seconds: for each compiler process seen among the worker's children, the seconds it was seen; these
         overlap the events and are not part of `seconds`.
@@ -78,6 +78,11 @@ class JitReport:
     stalls: tuple[StepStall, ...] = ()
     compiler_seconds: dict[str, float] = field(default_factory=dict)
     grown_caches: tuple[str, ...] = ()
+    role: str = "actor"
+
+    @property
+    def worker(self) -> str:
+        return f"{self.role}-{self.rank}"
 
     @property
     def seconds(self) -> float:

@@ -23,11 +23,13 @@ class OpenSpan:
 
 class Recorder:
     """Thread-safe. `phase` and `step` are plain attributes of the process and not of a thread or context: autograd
-    runs the backward pass on threads of its own, and what they compile belongs to the step's current phase."""
+    runs the backward pass on threads of its own, and what they compile belongs to the step's current phase. Events go
+    to `on_event` where it is set, else they wait for `drain`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.phase = ""
         self.step = 0
+        self.on_event: Callable[[JitEvent], None] | None = None
         self._events: list[JitEvent] = []
         self._clock = clock
         self._lock = threading.Lock()
@@ -84,5 +86,8 @@ class Recorder:
     def _keep(self, kind: str, name: str, key: str, seconds: float, compiled: bool, around: list[OpenSpan]) -> None:
         within = around[-1].kind if around else ""
         event = JitEvent(kind, name, key, seconds, compiled, within, self.phase, self.step)
+        if self.on_event is not None:
+            self.on_event(event)
+            return
         with self._lock:
             self._events.append(event)

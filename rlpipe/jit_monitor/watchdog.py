@@ -29,8 +29,8 @@ class Watchdog:
     ) -> None:
         self._factor, self._minimum_seconds, self._interval_seconds = factor, minimum_seconds, interval_seconds
         self._on_stall = on_stall
-        self._durations: deque[float] = deque(maxlen=101)
-        self._step: tuple[int, float] | None = None  # number, start
+        self._durations: dict[str, deque[float]] = {}
+        self._step: tuple[int, str, float] | None = None  # number, kind, start
         self._dumped_step: int | None = None
         self._stalls: list[StepStall] = []
         self._compiler_seconds: dict[str, float] = {}
@@ -39,18 +39,21 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="jit-watchdog", daemon=True)
         self._thread.start()
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, kind: str = "step") -> None:
+        """A step of a kind is compared with those of its kind."""
         with self._lock:
-            self._step = (step, time.perf_counter())
+            self._step = (step, kind, time.perf_counter())
 
     def end(self) -> float | None:
         """Ends the step; how many times as long as the median of the steps before it was, None for the first."""
         with self._lock:
             if self._step is None:
                 return None
-            elapsed, self._step = time.perf_counter() - self._step[1], None
-            ratio = elapsed / statistics.median(self._durations) if self._durations else None
-            self._durations.append(elapsed)
+            (_, kind, start), self._step = self._step, None
+            elapsed = time.perf_counter() - start
+            before = self._durations.setdefault(kind, deque(maxlen=101))
+            ratio = elapsed / statistics.median(before) if before else None
+            before.append(elapsed)
         return ratio
 
     def drain(self) -> tuple[tuple[StepStall, ...], dict[str, float]]:
@@ -67,16 +70,19 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             with self._lock:
-                step, median = self._step, statistics.median(self._durations) if self._durations else None
-            if step is None:
+                running = self._step
+                before = self._durations.get(running[1]) if running else None
+                median = statistics.median(before) if before else None
+            if running is None:
                 continue
             self._look_at_children()
-            elapsed = time.perf_counter() - step[1]
-            if median is None or self._dumped_step == step[0]:
+            step, _, start = running
+            elapsed = time.perf_counter() - start
+            if median is None or self._dumped_step == step:
                 continue
             if elapsed > max(self._minimum_seconds, self._factor * median):
-                self._dumped_step = step[0]
-                self._dump(StepStall(step[0], elapsed, median, stacks_of_all_threads()))
+                self._dumped_step = step
+                self._dump(StepStall(step, elapsed, median, stacks_of_all_threads()))
 
     def _look_at_children(self) -> None:
         seen = running_compilers()

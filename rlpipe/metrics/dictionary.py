@@ -38,9 +38,11 @@ _PHASES = {
     "pack": "laying sequences into packs",
     "ref_logprob": "log-probabilities under the reference policy",
     "old_logprob": "log-probabilities under the policy before the update",
-    "forward_backward": "forward and backward passes",
-    "optimizer": "gradient reduction tail, clipping and the Adam step",
-    "train_other": "the training call less its forward, backward and optimizer: transfers and remote call",
+    "forward": "forward passes of the update",
+    "backward": "its backward passes",
+    "optimizer": "zeroing and finishing gradients, clipping and the Adam step",
+    "exchange": "training call: exchanges between ranks that were not hidden, transfer and waiting for peers alike",
+    "train_other": "the training call less these four: packs to the device, pipeline bubbles, remote call",
     "weight_sync": "sending new weights to the engines",
     "eval": "held-out evaluation",
     "checkpoint": "saving a checkpoint",
@@ -49,7 +51,23 @@ _PHASES = {
     "step": "the whole iteration",
 }
 
+_RANK_PARTS = {
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "optimizer": "the optimizer",
+    "exchange": "exchanges between ranks in the training call; the slowest rank has the least",
+    "ref_logprob": "the reference pass, without exchanges",
+    "old_logprob": "the pass for old log-probabilities, without exchanges",
+    "compute": "all of these but the exchanges",
+}
+
 _DECLARED = [
+    *(
+        Metric(f"ranks/{part}_{reduce}_seconds", "seconds", f"{reduce} over ranks: {meaning}")
+        for part, meaning in _RANK_PARTS.items()
+        for reduce in ("min", "mean", "max")
+    ),
+    Metric("ranks/slowest", "rank", "training rank that computes longest; its host is in ranks.jsonl"),
     *(Metric(f"time/{name}_seconds", "seconds", meaning) for name, meaning in _PHASES.items()),
     Metric("time/unaccounted_share", "share", "unaccounted time over the iteration's time"),
     Metric("rollout/reward_mean", "none", "mean score of the iteration's samples"),
@@ -106,10 +124,16 @@ _DECLARED = [
         "training FLOPs of the model (causal half, no recomputation) over the training call and the actor's processes",
     ),
     Metric("perf/ref_logprob_tflops_per_gpu", "TFLOP/second", "forward FLOPs over the reference pass, likewise"),
+    Metric("perf/actor_train_seconds", "seconds", "the training call"),
     Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
-    Metric("perf/jit_seconds", "seconds", "compiling, tuning and communicator set-up on the slowest training rank"),
-    Metric("perf/jit_compiles", "count", "kernels and functions compiled, all training ranks"),
-    Metric("perf/jit_alarms", "count", "kernels that compiled after warm-up, all training ranks"),
+    Metric(
+        "perf/jit_seconds",
+        "seconds",
+        "compiling, tuning and communicator set-up on the slowest actor process and in the slowest engine",
+    ),
+    Metric("perf/jit_compiles", "count", "kernels and functions compiled, all actor processes and engines"),
+    Metric("perf/jit_alarms", "count", "kernels that compiled after warm-up, likewise"),
+    Metric("perf/jit_stalls", "count", "calls whose stacks were dumped because they took far longer than usual"),
     Metric("perf/step_excluding_jit_seconds", "seconds", "the step less `perf/jit_seconds`"),
     Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
     Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),

@@ -18,10 +18,10 @@ from rlpipe.data.stream import StreamState
 from rlpipe.errors import ConfigError
 from rlpipe.iteration import IterationLog
 from rlpipe.learner import flops_cost
+from rlpipe.measurement import Measurement
 from rlpipe.placement import actor_placement, ray_cluster
 from rlpipe.prepare import prepare
 from rlpipe.run_directory import RunDirectory, open_run_directory
-from rlpipe.summaries import training_metrics, training_seconds
 from rlpipe.supervised.examples import Examples, load_examples
 from rlpipe.supervised.packing import supervised_packs
 from rlpipe.tracking import open_trackers
@@ -40,6 +40,7 @@ class SupervisedSession:
     actor: ActorGroup
     examples: Examples
     stream: PromptStream[TrainingSequence]
+    measurement: Measurement
     start: RunState
 
     def checkpoint(self, iteration: int) -> None:
@@ -79,14 +80,14 @@ def sft(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
                     )
                 with step.phase("train"):
                     report = run.actor.train(packs.ranks, _ALGORITHM)
-                step.split("train", training_seconds(report), rest="train_other")
                 with step.phase("tracking"):
                     step.add(packs.report.metrics)
                     step.add(report.metrics)
-                    step.add(training_metrics(step, config, packs))
                     step.add(run.data_metrics())
                 with step.phase("checkpoint"):
                     run.checkpoint(iteration)
+                with step.phase("tracking"):
+                    run.measurement.finish(step, packs)
         run.close()
     return run.directory.path
 
@@ -114,4 +115,5 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
         position = StreamState(state.epoch, state.position)
         stream = PromptStream(examples.sequences, config.seed, config.data.shuffle, position)
         log = IterationLog(trackers, console)
-        yield SupervisedSession(config, settings, directory, log, actor, examples, stream, state)
+        measurement = Measurement(config, actor, directory)
+        yield SupervisedSession(config, settings, directory, log, actor, examples, stream, measurement, state)

@@ -53,7 +53,7 @@ def my_packs(policy: Trainer):
 
 
 def two_steps(policy: Trainer) -> list[Any]:
-    return [policy.train_step(my_packs(policy), SUPERVISED)[0].metrics for _ in range(2)]
+    return [policy.train_step(my_packs(policy), SUPERVISED).metrics for _ in range(2)]
 
 
 def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 1, **options: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tupl
     trainer = Trainer(TrainerOptions(path, None, False, actor, len(steps), 1.0))
     data_rank, data_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     algorithm = AlgorithmConfig(loss="sft")
-    reports = [trainer.train_step(packs[data_rank::data_size], algorithm)[0] for packs in steps]
+    reports = [trainer.train_step(packs[data_rank::data_size], algorithm) for packs in steps]
     return [(r.metrics.get("train/loss", float("nan")), r.metrics["train/gradient_norm"]) for r in reports]
 
 

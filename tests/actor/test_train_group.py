@@ -65,7 +65,7 @@ def test_the_handle_imports_neither_torch_nor_megatron():
     assert found.stdout.strip() == "[]"
 
 
-def test_a_training_call_reports_steps_metrics_and_the_spread_over_ranks(group):
+def test_a_training_call_reports_steps_metrics_and_the_seconds_of_all_ranks(group):
     reference = group.logprobs(by_data_rank(PACKS), "reference")
     assert [len(rank) for rank in reference] == [2, 2]
     packs = [
@@ -76,9 +76,13 @@ def test_a_training_call_reports_steps_metrics_and_the_spread_over_ranks(group):
     assert [step.applied for step in report.steps] == [True, True]
     assert report.metrics["train/updates_applied_count"] == 2
     assert report.steps[0].metrics["train/kl_loss"] == pytest.approx(0, abs=1e-6)
-    seconds = report.forward_backward_seconds
-    assert 0 < seconds.minimum <= seconds.mean <= seconds.maximum
-    assert 0 < report.optimizer_seconds.minimum <= report.total_seconds.maximum
+    usages = group.take_usage()
+    assert [usage.name for usage in usages] == ["actor-0", "actor-1"]
+    for usage in usages:
+        parts = {"forward", "backward", "optimizer", "train", "train_exchange", "ref_logprob"}
+        assert parts <= set(usage.part_seconds)
+        assert all(usage.part_seconds[part] > 0 for part in parts)
+        assert usage.device_name == ""
 
 
 def test_what_would_make_ranks_wait_forever_is_refused_at_once(group):

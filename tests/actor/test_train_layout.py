@@ -95,8 +95,8 @@ def test_report_averages_applied_steps_and_takes_the_largest_of_maxima():
         StepReport(False, {"train/loss": float("nan")}, "the loss is nan", ("a",)),
     )
     spread = Spread.of([1.0, 2.0, 6.0])
-    assert (spread.minimum, spread.mean, spread.maximum) == (1.0, 3.0, 6.0)
-    metrics = TrainReport(steps, spread, spread, spread, 3, 2, 1).metrics
+    assert (spread.minimum, spread.mean, spread.maximum, spread.largest_rank) == (1.0, 3.0, 6.0, 2)
+    metrics = TrainReport(steps, 3, 2, 1).metrics
     assert metrics["train/loss"] == 2.0
     assert metrics["mismatch/logprob_abs_max"] == 0.5
     assert metrics["train/updates_skipped_count"] == 1.0

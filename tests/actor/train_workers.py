@@ -14,6 +14,7 @@ from train_support import make_pack
 
 from actor.distributed import start_model_parallel
 from actor.hf.export import iter_export
+from actor.rank_clock import RankClock
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
@@ -25,13 +26,20 @@ LENGTHS = [12, 20, 7, 16, 5, 28, 9, 30]
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
 
 
-def trainer(path: Path, count: int = 1, reference: bool = False, temperature: float = 1.0, **actor: Any) -> Trainer:
+def trainer(
+    path: Path,
+    count: int = 1,
+    reference: bool = False,
+    temperature: float = 1.0,
+    clock: RankClock | None = None,
+    **actor: Any,
+) -> Trainer:
     """A trainer in the present process group, with its own Megatron groups."""
     config = ActorConfig(processes=count, **{"dtype": "float32", "optimizer": OPTIMIZER, **actor})
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     start_model_parallel(config, seed=3)
-    return Trainer(TrainerOptions(path, None, reference, config, 10, temperature))
+    return Trainer(TrainerOptions(path, None, reference, config, 10, temperature), clock)
 
 
 def whole_batch(multiple: int = 1):
@@ -89,7 +97,7 @@ def masters_and_moments(of: Trainer) -> list[torch.Tensor]:
 
 def step(of: Trainer, packs, algorithm: AlgorithmConfig = POLICY) -> tuple[float, float]:
     """(loss, gradient norm) of one applied step."""
-    report, _ = of.train_step(packs, algorithm)
+    report = of.train_step(packs, algorithm)
     assert report.applied, report
     return report.metrics["train/loss"], report.metrics["train/gradient_norm"]
 
@@ -123,7 +131,7 @@ def skipped_steps(paths):
     good, bad = split(whole_batch(), [range(4), range(4, 8)])
     first = step(policy, [good, bad])
     before, state = weights(policy), masters_and_moments(policy)
-    report, _ = policy.train_step([good, poisoned(bad)], POLICY)
+    report = policy.train_step([good, poisoned(bad)], POLICY)
     after, state_after = weights(policy), masters_and_moments(policy)
     twin = trainer(paths["dense"])
     return {
@@ -140,7 +148,7 @@ def skipped_steps(paths):
 def overflowing_gradients(paths):
     policy = trainer(paths["dense"])
     good, bad = split(whole_batch(), [range(4), range(4, 8)])
-    report, _ = policy.train_step([good, overflowing(bad)], POLICY.model_copy(update={"entropy_coefficient": 0.0}))
+    report = policy.train_step([good, overflowing(bad)], POLICY.model_copy(update={"entropy_coefficient": 0.0}))
     return {"report": report, "bad_ids": bad.sample_ids}
 
 
@@ -230,7 +238,7 @@ def kl_term(paths):
     options = AlgorithmConfig(kl=KLConfig(coefficient=0.3))
     pack = whole_batch()
     with_reference = replace(pack, ref_logprobs=policy.logprobs([pack], "reference")[0])
-    return [policy.train_step([with_reference, dummy_pack(1)], options)[0].metrics for _ in range(2)]
+    return [policy.train_step([with_reference, dummy_pack(1)], options).metrics for _ in range(2)]
 
 
 def old_logprobs(paths):
@@ -238,7 +246,7 @@ def old_logprobs(paths):
     pack = whole_batch()
     policy = trainer(paths["dense"])
     recorded = replace(pack, old_logprobs=policy.logprobs([pack], "policy")[0])
-    with_old = [step(policy, [recorded]), policy.train_step([recorded], POLICY)[0].metrics]
+    with_old = [step(policy, [recorded]), policy.train_step([recorded], POLICY).metrics]
     return step(trainer(paths["dense"]), [pack]), *with_old
 
 
@@ -291,8 +299,8 @@ def policy_step_in_layouts(rank: int, count: int, paths: dict[str, Path], layout
         bad = [poisoned(pack) if index == 1 else pack for index, pack in enumerate(packs)]
         results[name] = {
             "logprobs": policy.logprobs(packs[mine], "policy"),
-            "first": policy.train_step(packs[mine], options)[0],
-            "skipped": policy.train_step(bad[mine], options)[0],
-            "second": policy.train_step(packs[mine], options)[0],
+            "first": policy.train_step(packs[mine], options),
+            "skipped": policy.train_step(bad[mine], options),
+            "second": policy.train_step(packs[mine], options),
         }
     return results

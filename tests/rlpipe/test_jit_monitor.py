@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,13 @@ from rlpipe.jit_monitor import (
     cache_environment,
     host_integer,
     jit_metrics,
+    refuse_alarms,
     refuse_recompiling_flash_attention,
 )
 from rlpipe.jit_monitor.alarms import AlarmRules
 from rlpipe.jit_monitor.caches import grown_caches
+from rlpipe.jit_monitor.event_file import EventFile, EventFolder
+from rlpipe.jit_monitor.metrics import slowest_seconds
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.jit_monitor.watchdog import Watchdog, running_compilers
 from rlpipe.metrics import check_names
@@ -99,9 +103,12 @@ def test_a_kernel_that_matches_its_cache_is_silent(installed):
 
 
 def test_strict_runs_stop_with_the_kernel_s_name(installed):
-    monitor = installed(after_warmup="error", warmup_steps=2)
-    with torch._dynamo.config.patch(specialize_float=True), pytest.raises(JitError, match=r"rank 3.*_planted_kernel"):
-        _run_steps(monitor, 3, _recompiling_kernel())
+    monitor = installed(warmup_steps=2)
+    with torch._dynamo.config.patch(specialize_float=True):
+        *expected, unexpected = _run_steps(monitor, 3, _recompiling_kernel())
+    refuse_alarms(expected)
+    with pytest.raises(JitError, match=r"actor-3: dynamo compiled.*_planted_kernel.*in step 2"):
+        refuse_alarms([unexpected])
 
 
 def test_hooks_survive_a_reset_of_dynamo_and_are_taken_back(installed):
@@ -225,6 +232,37 @@ def test_compiler_processes_are_seen(tmp_path, installed):
         child.wait()
 
 
+def test_steps_are_compared_with_steps_of_their_kind(installed):
+    monitor = installed(sample_seconds=30)
+    for step in range(3):
+        with monitor.step(step, "logprob"):
+            pass
+    with monitor.step(3, "train"):
+        time.sleep(0.05)
+    assert monitor._slow_since is None
+    with monitor.step(3, "logprob"):
+        time.sleep(0.05)
+    assert monitor._slow_since is not None
+
+
+def test_events_of_other_processes_travel_through_files(tmp_path):
+    files = [EventFile(tmp_path / "logs" / f"jit_engine_0_{rank}.jsonl") for rank in (0, 1)]
+    recorder = Recorder()
+    recorder.on_event = files[0].append
+    folder = EventFolder(tmp_path / "logs", "jit_engine_0_*.jsonl")
+    assert folder.read("rollout", 1) == ()
+    recorder.record("triton", "first", "k", 1.5, compiled=True)
+    assert recorder.drain() == ()
+    files[1].append(JitEvent("triton", "other", "", 0.5, False, "", "load", 0))
+    assert [(event.name, event.phase, event.step) for event in folder.read("rollout", 2)] == [
+        ("first", "rollout", 2),
+        ("other", "load", 2),
+    ]
+    recorder.record("triton", "second", "", 1.0, compiled=True)
+    assert [event.name for event in folder.read("rollout", 3)] == ["second"]
+    assert folder.read("rollout", 4) == ()
+
+
 def test_growth_of_a_cache_that_no_hook_hears(tmp_path):
     environment = {"DG_JIT_CACHE_DIR": str(tmp_path / "dg"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     (tmp_path / "triton" / "old").mkdir(parents=True)
@@ -284,21 +322,23 @@ def test_an_alarm_names_the_cause_not_what_it_contains():
     assert (alarm.kind, alarm.count, alarm.seconds, alarm.recompiling) == ("triton_autotune", 1, 2.0, False)
 
 
-def test_metrics_take_the_slowest_rank():
+def test_metrics_take_the_slowest_worker_of_each_role():
     def report(rank, seconds):
         event = JitEvent("triton", "k", "", seconds, True, "", "forward", 0)
         return JitReport(0, rank, (event,), (JitAlarm("triton", "k", 1, 1, seconds, 0, False),))
 
-    metrics = jit_metrics([report(0, 1.0), report(1, 4.0)], step_seconds=10.0)
+    engine = replace(report(0, 2.5), role="engine")
+    metrics = jit_metrics([report(0, 1.0), report(1, 4.0), engine])
     check_names(metrics)
     assert metrics == {
-        "perf/jit_seconds": 4.0,
-        "perf/jit_compiles": 2.0,
-        "perf/jit_alarms": 2.0,
-        "perf/step_excluding_jit_seconds": 6.0,
+        "perf/jit_seconds": 6.5,
+        "perf/jit_compiles": 3.0,
+        "perf/jit_alarms": 3.0,
+        "perf/jit_stalls": 0.0,
     }
-    assert jit_metrics([report(0, 30.0)], step_seconds=10.0)["perf/jit_seconds"] == 10.0
-    assert jit_metrics([], step_seconds=10.0)["perf/jit_seconds"] == 0.0
+    assert jit_metrics([])["perf/jit_seconds"] == 0.0
+    assert slowest_seconds([report(0, 1.0), report(1, 4.0)], ["forward"]) == 4.0
+    assert slowest_seconds([report(0, 1.0)], ["backward"]) == 0.0
 
 
 def test_installing_imports_no_kernel_library():

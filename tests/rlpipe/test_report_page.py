@@ -39,7 +39,7 @@ def test_the_report_shows_accuracy_phases_and_escaped_samples(tmp_path):
     assert "&lt;b&gt;2+2&lt;/b&gt;" in page
     assert "<svg" in page
     assert "src=" not in page
-    assert "forward_backward" in page
+    assert "backward" in page
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

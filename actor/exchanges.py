@@ -1,0 +1,72 @@
+"""Watches every exchange between processes. The one module that wraps torch's process groups, whose classes are global.
+
+`torch.distributed` and everything above it ends in methods of `ProcessGroup` and in `Work.wait`, whatever name a caller
+has imported. On a CPU the wait blocks; on a GPU it makes the compute stream wait, which marks in that stream measure.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from actor.rank_clock import RankClock
+
+FirstUse = Callable[[str, str], AbstractContextManager[None]]
+
+_METHODS = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)  # fmt: skip
+
+
+def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Callable[[], None]:
+    """From now on exchanges count in `clock`. `first_use(group, operation)` is entered around each one's start, where
+    a communicator is set up. Returns how to undo it."""
+    originals = {name: getattr(ProcessGroup, name) for name in _METHODS}
+    wait = Work.wait
+    for name, original in originals.items():
+        setattr(ProcessGroup, name, _watched(original, name, clock, first_use or _nothing))
+
+    @functools.wraps(wait)
+    def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        with clock.exchange():
+            return wait(work, *args, **kwargs)
+
+    Work.wait = watched_wait  # type: ignore[assignment, method-assign]
+
+    def undo() -> None:
+        for name, original in originals.items():
+            setattr(ProcessGroup, name, original)
+        Work.wait = wait  # type: ignore[method-assign]
+
+    return undo
+
+
+def _watched(original: Callable[..., Any], name: str, clock: RankClock, first_use: FirstUse) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
+        with clock.exchange(), first_use(group.group_desc or group.group_name, name):
+            return original(group, *args, **kwargs)
+
+    return wrapper
+
+
+def _nothing(group: str, operation: str) -> AbstractContextManager[None]:
+    return nullcontext()

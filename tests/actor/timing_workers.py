@@ -1,0 +1,53 @@
+"""What the timing tests run inside spawned workers; imports Megatron."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import train_workers
+
+from actor.exchanges import watch_exchanges
+from actor.rank_clock import RankClock
+from actor.trainer import Trainer
+
+
+def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: float) -> dict[str, Any]:
+    """One step without and one for each planted sleep on rank 1; seconds of each part, by what was planted."""
+    clock = RankClock()
+    undo = watch_exchanges(clock)
+    trainer = train_workers.trainer(policy_path, count, clock=clock)
+    pack = train_workers.split(train_workers.whole_batch(), [range(4), range(4, 8)])[rank]
+    found: dict[str, Any] = {}
+    for planted in ("nothing", "forward", "backward", "optimizer"):
+        undo_sleep = _plant(trainer, planted, sleep_seconds if rank == 1 else 0.0)
+        clock.take()
+        start = time.perf_counter()
+        trainer.train([[pack]], train_workers.POLICY)
+        whole = time.perf_counter() - start
+        undo_sleep()
+        found[planted] = (whole, clock.take()[0])
+    clock.keep_spans = True
+    begin = time.time()
+    trainer.train([[pack]], train_workers.POLICY)
+    found["spans"] = (begin, time.time(), clock.take()[1])
+    undo()
+    return found
+
+
+def _plant(trainer: Trainer, where: str, seconds: float) -> Any:
+    chunk = trainer.policy[0]
+    if where == "forward":
+        return chunk.register_forward_pre_hook(lambda *_: time.sleep(seconds)).remove
+    if where == "backward":
+        parameter = next(chunk.parameters())
+        return parameter.register_hook(lambda gradient: time.sleep(seconds)).remove
+    if where == "optimizer":
+        optimizer, step = trainer.optimizer, trainer.optimizer.step
+
+        def slow_step(norm: float) -> None:
+            time.sleep(seconds)
+            step(norm)
+
+        optimizer.step = slow_step
+        return lambda: vars(optimizer).pop("step")
+    return lambda: None
