@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlpipe.config.base import Section
 
@@ -41,6 +41,12 @@ class TrackersConfig(Section):
 
     tensorboard: bool = False
     """Write TensorBoard event files into the run folder."""
+
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
 
 
 class DeadlinesConfig(Section):

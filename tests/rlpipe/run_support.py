@@ -1,0 +1,86 @@
+"""Whole runs by the command line, for tests."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).parents[2]
+MARK = "RLPIPE_TEST_MARK"
+SMALL = [
+    "run.name=small",
+    "run.iterations=4",
+    "prepare.arithmetic.train_problems=64",
+    "prepare.arithmetic.test_problems=16",
+    "warm_start.steps=4",
+    "eval.interval_iterations=2",
+    "rollout.prompts_per_iteration=8",
+    "rollout.samples_per_prompt=4",
+    "rollout.max_response_tokens=24",
+    "algorithm.kl.coefficient=0.01",
+    "checkpoint.interval_iterations=2",
+    "checkpoint.keep=4",
+    "checkpoint.save_hf=true",
+    "weight_sync.verify=true",
+    "trackers.tensorboard=true",
+    "trackers.wandb=offline",
+]
+GRADER = "tests.rlpipe.parity_grader:response_is_even"
+
+
+def run_arguments(folder: Path, *more: str) -> list[str]:
+    places = [
+        f"run.directory={folder}",
+        f"model.path={folder}/policy",
+        f"prepare.directory={folder}/task",
+        f"reward.name={GRADER}",
+    ]
+    return ["configs/demo/arithmetic.yaml", *SMALL, *places, *more]
+
+
+def start_command(command: str, *arguments: str, mark: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": str(PROJECT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlpipe", command, *arguments],
+        cwd=PROJECT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_command(command: str, *arguments: str) -> str:
+    process = start_command(command, *arguments)
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    return output
+
+
+def metric_rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def assert_nothing_is_left(mark: str, before: set[str]) -> None:
+    end = time.monotonic() + 20
+    while marked_processes(mark) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert [process.cmdline() for process in marked_processes(mark)] == []
+    assert set(os.listdir("/dev/shm")) - before == set()

@@ -1,0 +1,42 @@
+"""Whole runs whose generation is ahead of training, interrupted or in several turns: real engines, real actor."""
+
+import pytest
+from run_support import metric_rows, run_arguments, run_command
+
+_NO_EXTRAS = ["trackers.tensorboard=false", "trackers.wandb=off", "algorithm.kl.coefficient=0", "eval.datasets=[]"]
+
+
+@pytest.mark.timeout(300)
+def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
+    settings = ["rollout.mode=async", "rollout.max_staleness=2", "rollout.generate.function=calculator"]
+    output = run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, *settings))
+    assert "old log-probabilities: a pass where responses are older" in output
+    rows = metric_rows(tmp_path / "small")[-4:]
+    assert [row["rollout/samples_count"] for row in rows] == [32] * 4
+    assert all(row["rollout/weight_version_lag_max"] <= 2 for row in rows)
+    off_policy = [row for row in rows if row["rollout/off_policy_share"] > 0]
+    assert off_policy
+    assert all(row["time/old_logprob_seconds"] > 0 for row in off_policy)
+    assert all(row["mismatch/logprob_abs_max"] < 1e-4 for row in rows if row not in off_policy)
+    assert rows[0]["rollout/groups_begun_count"] == 24
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
+    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, "rollout.mode=one_step_off"))
+    rows = metric_rows(tmp_path / "small")[-4:]
+    assert [row["rollout/weight_version_lag_max"] for row in rows] == [0, 1, 1, 1]
+    assert [row["rollout/off_policy_share"] for row in rows] == [0, 1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again(tmp_path):
+    settings = [*_NO_EXTRAS, "rollout.oversampling=2", "rollout.partial=true", "rollout.max_response_tokens=200"]
+    run_command("train", *run_arguments(tmp_path, *settings, "run.iterations=2"))
+    run_command("train", *run_arguments(tmp_path, *settings), "--resume")
+    rows = metric_rows(tmp_path / "small")[-4:]
+    assert any(row.get("rollout/samples_continued_count", 0) > 0 for row in rows)
+    assert any(row["rollout/off_policy_share"] > 0 for row in rows)
+    assert all(row["rollout/samples_count"] == 32 for row in rows)
