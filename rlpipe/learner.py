@@ -20,8 +20,11 @@ from rlpipe.batching import (
     pack_for_training,
 )
 from rlpipe.batching.logprobs import LogprobsBySample
+from rlpipe.batching.routes import attach_routes, checked_routes
 from rlpipe.config.root import Config
 from rlpipe.flops import load_model_shape, sequence_cost
+from rlpipe.pack import Pack
+from rlpipe.routes import route_shape
 from rlpipe.sample import Sample
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ class Learner:
         self._limits = PackLimits.training(config.actor)
         self._forward_limits = PackLimits.forward_only(config.actor)
         self._cost = flops_cost(config.model.path)
+        replay = config.algorithm.routing_replay
+        self._route_shape = route_shape(load_model_shape(config.model.path)) if replay else None
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
         """Log-probabilities under the reference policy; None where no KL term needs them."""
@@ -96,6 +101,7 @@ class Learner:
             updates=self._config.algorithm.updates_per_iteration,
             cost=self._cost,
         )
+        packs = replace(packs, ranks=self._routed(packs.ranks, samples))
         in_loss = reference if self._config.algorithm.kl.placement == "loss" else None
         return replace(packs, ranks=attach_logprobs(packs.ranks, old=old, reference=in_loss))
 
@@ -115,8 +121,17 @@ class Learner:
     def _logprobs(self, samples: Sequence[Sample], which: Literal["policy", "reference"]) -> LogprobsBySample:
         packs = pack_for_logprobs(
             samples, self._forward_limits, data_parallel=self._actor.layout.data_parallel, cost=self._cost
-        )
-        return logprobs_by_sample(packs.ranks, self._actor.logprobs(packs.ranks, which))
+        ).ranks
+        if which == "policy":
+            packs = [rank[0] for rank in self._routed([[rank] for rank in packs], samples)]
+        return logprobs_by_sample(packs, self._actor.logprobs(packs, which))
+
+    def _routed(self, packs: list[list[list[Pack]]], samples: Sequence[Sample]) -> list[list[list[Pack]]]:
+        """With the engine's expert choices where they are replayed."""
+        if self._route_shape is None:
+            return packs
+        shape = self._route_shape
+        return attach_routes(packs, {one.sample_id: checked_routes(one, shape) for one in samples}, shape)
 
 
 def flops_cost(model_path: str) -> CostModel:

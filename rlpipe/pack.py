@@ -23,6 +23,7 @@ class Pack:
         an optimizer step is the plain sum of `loss_weights * token_loss` over all packs of all ranks.
     advantages: float32 [T]. rollout_logprobs: float32 [T], 0 outside the response.
     old_logprobs, ref_logprobs: float32 [T] or None where that pass is not needed.
+    routes: int16 [T, layers, experts per token], experts that tokens are sent to, or None where the router decides.
     cu_seqlens: n + 1 real ends when laid without padding; cu_seqlens_padded: n + 1 ends as laid out.
     sample_ids: the n samples, in order.
     """
@@ -39,6 +40,7 @@ class Pack:
     cu_seqlens_padded: tuple[int, ...]
     old_logprobs: NDArray[np.float32] | None = None
     ref_logprobs: NDArray[np.float32] | None = None
+    routes: NDArray[np.int16] | None = None
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:

@@ -7,6 +7,10 @@ again between rollout and training.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlpipe.routes import Routes
 
 
 class Status(StrEnum):
@@ -59,7 +63,8 @@ class Sample:
     not choose (tool output). `rollout_logprobs` are natural logarithms under the sampling distribution at
     temperature 1 of the engine. `group_id` names the prompt occurrence: samples of one group share it and nothing
     else does. `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is
-    set only by advantage functions that tell tokens apart, and then takes precedence.
+    set only by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that
+    the engine chose, where they are replayed: int16 [prompt + response - 1, layers, experts per token].
     """
 
     sample_id: str
@@ -75,6 +80,7 @@ class Sample:
     reward: Reward | None = None
     advantage: float | None = None
     token_advantages: tuple[float, ...] | None = None
+    routes: "Routes | None" = field(default=None, compare=False)
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -22,6 +22,7 @@ _RESERVED = {
     "enable_deterministic_inference": "rollout.engine.deterministic",
     "random_seed": "seed",
     "skip_tokenizer_init": None,
+    "enable_return_routed_experts": "algorithm.routing_replay",
 }
 
 
@@ -31,7 +32,7 @@ class EngineSetup:
 
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
     used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
-    `log_path` receives what its processes print.
+    `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices.
     """
 
     index: int
@@ -44,6 +45,7 @@ class EngineSetup:
     seed: int
     instance: str
     log_path: str
+    routes_shape: tuple[int, int] | None = None
 
 
 def server_arguments(setup: EngineSetup, known: Collection[str]) -> dict[str, Any]:
@@ -76,6 +78,7 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
         "random_seed": setup.seed,
         "skip_tokenizer_init": not setup.needs_tokenizer,
         "skip_server_warmup": True,
+        "enable_return_routed_experts": setup.routes_shape is not None,
         # An idle engine otherwise spins on a core that the actor could use.
         "sleep_on_idle": True,
         "grammar_backend": "none",

@@ -1,31 +1,41 @@
 """Responses that were interrupted and go on later, perhaps under newer weights."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rlpipe.routes import Routes
 from rlpipe.sample import Status, VersionSpan
+from rollout.routes import joined_routes
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The response so far: `logprobs` has one entry per token, the tokens of `versions` add up to all of them."""
+    """The response so far: `logprobs` has one entry per token, the tokens of `versions` add up to all of them.
+
+    `routes` are those of prompt and response, where they are asked for.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[VersionSpan, ...] = ()
+    routes: Routes | None = field(default=None, compare=False)
 
-    def extended(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...], version: int) -> "Begun":
-        """With more tokens, sampled by weights of `version`."""
+    def extended(
+        self, token_ids: tuple[int, ...], logprobs: tuple[float, ...], version: int, routes: Routes | None = None
+    ) -> "Begun":
+        """With more tokens, sampled by weights of `version`; `routes` are those of the whole sequence."""
         return Begun(
             self.token_ids + token_ids,
             self.logprobs + logprobs,
             merged_spans((*self.versions, VersionSpan(version, len(token_ids)))),
+            joined_routes(self.routes, routes),
         )
 
     def shortened(self, tokens: int) -> "Begun":
         """Without its last `tokens` tokens."""
         keep = max(0, len(self.token_ids) - tokens)
-        return Begun(self.token_ids[:keep], self.logprobs[:keep], first_tokens(self.versions, keep))
+        routes = None if self.routes is None else self.routes[: len(self.routes) - (len(self.token_ids) - keep)]
+        return Begun(self.token_ids[:keep], self.logprobs[:keep], first_tokens(self.versions, keep), routes)
 
 
 def merged_spans(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:

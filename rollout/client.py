@@ -56,7 +56,15 @@ class EngineClient:
             begun = request.begun
             self._resolve(
                 Generation(
-                    request.request_id, begun.token_ids, begun.logprobs, Status.ABORTED, begun.versions, -1, 0.0, 0
+                    request_id=request.request_id,
+                    token_ids=begun.token_ids,
+                    logprobs=begun.logprobs,
+                    status=Status.ABORTED,
+                    versions=begun.versions,
+                    engine=-1,
+                    seconds=0.0,
+                    retractions=0,
+                    routes=begun.routes,
                 )
             )
         try:

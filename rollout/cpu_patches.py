@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from rlpipe.errors import RolloutError
-from rollout import batch_invariance
+from rollout import batch_invariance, cpu_routes
 from rollout.cpu_attention import decode_attention
 
 _ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
@@ -28,6 +28,7 @@ def install() -> None:
     backend = importlib.import_module(_ATTENTION).TorchNativeAttnBackend
     backend._run_sdpa_forward_decode = decode_attention
     _use_seeded_sampler()
+    cpu_routes.install()
 
 
 def _use_seeded_sampler() -> None:

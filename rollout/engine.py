@@ -13,6 +13,7 @@ from typing import Any
 
 from rlpipe.errors import RolloutError, WeightSyncError
 from rlpipe.remote import WorkerAddress, register_worker
+from rlpipe.routes import Routes
 from rlpipe.sample import Status
 from rlpipe.weights import WeightBucket, WeightGroup
 from rollout import kv_memory, litter
@@ -22,6 +23,7 @@ from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.gate import Gate
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters, WeightReceipt
+from rollout.routes import decoded_routes
 from rollout.usage import UsageClock
 from rollout.version import check_sglang_version
 from rollout.weight_receiver import VERIFY_VARIABLE
@@ -206,6 +208,7 @@ class Engine:
             engine=self._setup.index,
             seconds=time.perf_counter() - begin,
             retractions=retractions,
+            routes=begun.routes,
         )
 
     async def _ask(self, request: GenerateRequest, begun: Begun) -> tuple[Begun, Status, int]:
@@ -220,6 +223,7 @@ class Engine:
                 input_ids=[*request.prompt_ids, *begun.token_ids],
                 sampling_params=parameters,
                 return_logprob=True,
+                return_routed_experts=self._setup.routes_shape is not None,
             ),
             None,
         )
@@ -231,7 +235,20 @@ class Engine:
         logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
         token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
         self._usage.count(len(token_ids), retractions)
-        return begun.extended(token_ids, logprobs, self._version), _STATUS[meta["finish_reason"]["type"]], retractions
+        routes = self._routes(request, begun, answer)
+        extended = begun.extended(token_ids, logprobs, self._version, routes)
+        return extended, _STATUS[meta["finish_reason"]["type"]], retractions
+
+    def _routes(self, request: GenerateRequest, begun: Begun, answer: dict[str, Any]) -> Routes | None:
+        """Routes of the whole sequence. Raises RolloutError when SGLang leaves out some."""
+        shape = self._setup.routes_shape
+        if shape is None:
+            return None
+        tokens = len(request.prompt_ids) + len(begun.token_ids) + len(answer["output_ids"])
+        try:
+            return decoded_routes(answer["meta_info"], tokens, shape)
+        except ValueError as error:
+            raise RolloutError(f"request {request.request_id!r}: expert choices are incomplete: {error}") from None
 
     def _end_ids(self, sampling: SamplingParameters) -> set[int]:
         """Token ids that end a response."""

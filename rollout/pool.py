@@ -12,7 +12,9 @@ import ray
 
 from rlpipe.config.root import Config
 from rlpipe.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
+from rlpipe.flops import load_model_shape
 from rlpipe.remote import WorkerAddress, deadline_error, gather
+from rlpipe.routes import route_shape
 from rlpipe.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
 from rollout.client import EngineClient
@@ -238,8 +240,17 @@ def _setup(
         verify_weights=config.weight_sync.verify,
         seed=config.seed,
         instance=instance,
+        routes_shape=_routes_shape(config, model_path),
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
     )
+
+
+def _routes_shape(config: Config, model_path: str) -> tuple[int, int] | None:
+    """Layers and experts per token, where the actor repeats the engines' expert choices."""
+    if not config.algorithm.routing_replay:
+        return None
+    shape = route_shape(load_model_shape(model_path))
+    return shape.layers, shape.experts_per_token
 
 
 def _actor(setup: EngineSetup, placement: Any, gpus: int) -> Any:

@@ -1,10 +1,11 @@
 """What goes into an engine and what comes out of it."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
+from rlpipe.routes import Routes
 from rlpipe.sample import Status, VersionSpan
 from rollout.begun import Begun
 
@@ -100,10 +101,11 @@ class Generation:
     engine: int
     seconds: float
     retractions: int
+    routes: Routes | None = field(default=None, compare=False)
 
     @property
     def begun(self) -> Begun:
-        return Begun(self.token_ids, self.logprobs, self.versions)
+        return Begun(self.token_ids, self.logprobs, self.versions, self.routes)
 
 
 @dataclass(frozen=True)

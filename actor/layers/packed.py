@@ -43,7 +43,8 @@ def zigzag_rows(cu_seqlens: tuple[int, ...], cp_size: int, cp_rank: int) -> Rows
 class PackedSequences(PackedSeqParams):
     """Sequence ends of one pack, as host integers; index tensors are made on first use and kept for all layers.
 
-    `ends` are the padded ends of the WHOLE pack ([n + 1], starts with 0), also under context parallelism. It travels
+    `ends` are the padded ends of the WHOLE pack ([n + 1], starts with 0), also under context parallelism. `routes`:
+    int16 [tokens that this rank's experts layers see, layers, experts per token], where routing is replayed. It travels
     through Megatron's `packed_seq_params` argument.
     """
 
@@ -51,6 +52,7 @@ class PackedSequences(PackedSeqParams):
     cp_size: int = 1
     cp_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    routes: torch.Tensor | None = None
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
@@ -162,8 +164,15 @@ def pack_to_device(pack: Pack, device: torch.device | str = "cpu") -> PackInputs
     ends = _legal_ends(pack, cp_size, tp_size)
     total = ends[-1]
     device = torch.device(device)
-    sequences = PackedSequences(qkv_format="thd", ends=ends, cp_size=cp_size, cp_rank=cp_rank, device=device)
     rows = zigzag_rows(ends, cp_size, cp_rank)
+    sequences = PackedSequences(
+        qkv_format="thd",
+        ends=ends,
+        cp_size=cp_size,
+        cp_rank=cp_rank,
+        device=device,
+        routes=_local_routes(pack, rows, total, tp_size, device),
+    )
 
     def local(values: NDArray[Any]) -> torch.Tensor:
         filled = np.zeros(total, dtype=values.dtype)
@@ -180,6 +189,19 @@ def pack_to_device(pack: Pack, device: torch.device | str = "cpu") -> PackInputs
         rows=rows,
         pack_tokens=len(pack.token_ids),
     )
+
+
+def _local_routes(pack: Pack, rows: Rows, total: int, tp_size: int, device: torch.device) -> torch.Tensor | None:
+    """Of the tokens that this rank routes: under tensor parallelism each rank routes its part of the sequence."""
+    from megatron.core import parallel_state
+
+    if pack.routes is None:
+        return None
+    layers, per_token = pack.routes.shape[1:]
+    filled = np.tile(np.arange(per_token, dtype=np.int16), (total, layers, 1))
+    filled[: len(pack.routes)] = pack.routes
+    shard = np.split(filled[rows], tp_size)[parallel_state.get_tensor_model_parallel_rank()]
+    return _to_device(shard, device, None)
 
 
 def _legal_ends(pack: Pack, cp_size: int, tp_size: int) -> tuple[int, ...]:

@@ -6,11 +6,13 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.utils import unwrap_model
 
 from actor.head import response_logprobs
 from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
+from actor.layers.router import install_replay
 from actor.models.description import ModelDescription
 from actor.models.mtp import AddLoss
 from rlpipe.errors import ActorError
@@ -47,6 +49,9 @@ class PolicyModel(GPTModel):
         self.description = model
         self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
+        for layer in self.decoder.layers:
+            if isinstance(layer.mlp, MoELayer):
+                install_replay(layer, layer.layer_number - 1)
         if self.post_process:
             self.output_layer.__class__ = HeadWeight
 

@@ -27,7 +27,7 @@ def logprobs_by_sample(
         for pack, values in zip(rank_packs, rank_results, strict=True):
             if values.shape != (pack.padded_tokens,):
                 raise DataError(f"a pack of {pack.padded_tokens} tokens got log-probabilities of shape {values.shape}")
-            for sample_id, start, length in _spans(pack):
+            for sample_id, start, length in spans(pack):
                 found[sample_id] = values[start : start + length]
     return found
 
@@ -57,14 +57,14 @@ def response_logprobs(sample: Sample, values: NDArray[np.float32]) -> NDArray[np
     return values[sample.prompt_tokens - 1 : sample.total_tokens - 1]
 
 
-def _spans(pack: Pack) -> list[tuple[str, int, int]]:
+def spans(pack: Pack) -> list[tuple[str, int, int]]:
     """(sample id, first position, real length) of each sample of a pack."""
     return list(zip(pack.sample_ids, pack.cu_seqlens_padded, pack.lengths_tokens, strict=False))
 
 
 def _laid_out(pack: Pack, by_sample: LogprobsBySample) -> NDArray[np.float32]:
     values = np.zeros(pack.padded_tokens, np.float32)
-    for sample_id, start, length in _spans(pack):
+    for sample_id, start, length in spans(pack):
         found = by_sample.get(sample_id)
         if found is None or len(found) != length:
             have = "none" if found is None else f"{len(found)}"

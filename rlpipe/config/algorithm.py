@@ -129,6 +129,10 @@ class AlgorithmConfig(Section):
     """Whose log-probabilities the importance ratio is taken against: the actor's before the update, or those that the
     rollout engine reported (no pass for them is ever needed then, and the clip also bounds the mismatch)."""
 
+    routing_replay: bool = False
+    """Send each token to the experts that the rollout engine sent it to (R3, arXiv 2510.11370), in all passes of the
+    policy. For models with experts."""
+
     updates_per_iteration: int = Field(1, ge=1)
     """Optimizer steps per iteration; with 1 the step is on-policy and no old log-probabilities are computed."""
 

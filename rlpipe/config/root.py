@@ -76,6 +76,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _replayed_routes_are_those_of_the_pack(self) -> Self:
+        recompute = self.actor.recompute
+        if self.algorithm.routing_replay and recompute.granularity == "selective" and "moe" in recompute.modules:
+            raise ValueError(
+                "algorithm.routing_replay with actor.recompute.modules 'moe' would compute experts again with another "
+                "pack's routes: set actor.recompute.granularity to 'full', or leave 'moe' out of modules"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_sequence_fits_a_pack(self) -> Self:
         longest = self.data.max_prompt_tokens + self.longest_training_response_tokens
         context, multiple = self.actor.parallel.context, self.actor.parallel.pack_multiple

@@ -7,6 +7,7 @@ from rlpipe.rollouts.asks import Ask
 from rlpipe.sample import Sample, Status, VersionSpan
 from rollout.begun import Begun, merged_spans
 from rollout.requests import GenerateRequest, Generation, sample_seed
+from rollout.routes import joined_routes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,7 +107,8 @@ class Conversation:
         spans = before.versions  # inserted tokens count to the weights that wrote before, or to the first that write
         if spans:
             spans = merged_spans((*spans, VersionSpan(spans[-1].version, len(token_ids))))
-        self._response = Begun(before.token_ids + tuple(token_ids), before.logprobs + (0.0,) * len(token_ids), spans)
+        logprobs = before.logprobs + (0.0,) * len(token_ids)
+        self._response = Begun(before.token_ids + tuple(token_ids), logprobs, spans, before.routes)
         self._mask += [0] * len(token_ids)
 
     def sample(self) -> Sample:
@@ -124,6 +126,7 @@ class Conversation:
             versions=response.versions,
             status=(self.status or Status.COMPLETED) if response.token_ids else Status.FAILED,
             engine=-1 if self._last is None else self._last.engine,
+            routes=response.routes,
             metadata={"generate_seconds": self._seconds, "retractions": self._retractions, "writes": self._writes},
         )
 
@@ -158,6 +161,7 @@ class Conversation:
             before.token_ids + generation.token_ids,
             before.logprobs + generation.logprobs,
             merged_spans((*before.versions, *spans)),
+            joined_routes(before.routes, generation.routes),
         )
         self._mask += [1] * tokens
         self._writes += 1

@@ -5,6 +5,7 @@ import sys
 import traceback
 import types
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -380,3 +381,40 @@ def reshard(rank: int, count: int, path: Path, folder: Path, layouts: list[dict[
             changed.append([name for name, tensor in exported if not torch.equal(tensor, wanted[name])])
         parallel_state.destroy_model_parallel()
     return changed
+
+
+def replay_own_routes(rank: int, count: int, paths: dict[str, Path], pack: Pack) -> dict[str, Any]:
+    """name -> log-probabilities with the router's own choices, and with these choices given as routes."""
+    start_model_parallel(ActorConfig(dtype="float32"), seed=1)
+    results = {}
+    for name, path in paths.items():
+        description = read_model(path)
+        chunks = build_model(description, ActorConfig(dtype="float32"))
+        load_hf(chunks, description, path)
+        routers = [layer.mlp.router for layer in chunks[0].decoder.layers]
+        chosen: list[torch.Tensor] = []
+        keep = partial(_keep_map, chosen)
+        hooks = [router.register_forward_hook(keep) for router in routers]
+        free = _logprobs(chunks[0], description, pack)
+        for hook in hooks:
+            hook.remove()
+        routes = np.stack([answer.nonzero()[:, 1].view(len(answer), -1).numpy() for answer in chosen], axis=1)
+        replayed = _logprobs(chunks[0], description, replace(pack, routes=routes.astype(np.int16)))
+        results[name] = (free, replayed)
+    parallel_state.destroy_model_parallel()
+    return results
+
+
+def _keep_map(
+    chosen: list[torch.Tensor], _: torch.nn.Module, __: tuple[Any, ...], answer: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    chosen.append(answer[1])
+
+
+def _logprobs(chunk: PolicyModel, description: ModelDescription, pack: Pack) -> NDArray[np.float32]:
+    inputs = pack_to_device(pack)
+    with torch.no_grad():
+        scores = response_logprobs(
+            chunk(inputs), head_weight(chunk), inputs.targets, vocab_size=description.vocab_size, chunk_tokens=50
+        )
+    return scores.logprobs.numpy()

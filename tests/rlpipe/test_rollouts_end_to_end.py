@@ -33,7 +33,7 @@ def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again(tmp_path):
-    settings = [*_NO_EXTRAS, "rollout.oversampling=2", "rollout.partial=true", "rollout.max_response_tokens=200"]
+    settings = [*_NO_EXTRAS, "rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]
     run_command("train", *run_arguments(tmp_path, *settings, "run.iterations=2"))
     run_command("train", *run_arguments(tmp_path, *settings), "--resume")
     rows = metric_rows(tmp_path / "small")[-4:]

@@ -39,7 +39,7 @@ def config_of():
     return make_config
 
 
-def make_config(engines: int = 1, sampling: dict | None = None, **engine) -> Config:
+def make_config(engines: int = 1, sampling: dict | None = None, algorithm: dict | None = None, **engine) -> Config:
     settings = {"dtype": "float32", "max_running_requests": 16} | engine
     return Config.model_validate(
         {
@@ -52,6 +52,7 @@ def make_config(engines: int = 1, sampling: dict | None = None, **engine) -> Con
                 "engine": settings,
                 "sampling": sampling or {},
             },
+            "algorithm": algorithm or {},
             "weight_sync": {"verify": True},
         }
     )

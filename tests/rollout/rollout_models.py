@@ -4,6 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -68,6 +69,21 @@ def reference_logprobs(folder: str, prompt: tuple[int, ...], response: tuple[int
         logits = model(torch.tensor([prompt + response])).logits[0] / temperature
     rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     return rows.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
+
+
+def chosen_experts(folder: str, token_ids: tuple[int, ...]) -> np.ndarray:
+    """The experts of each token and layer in rising order, by transformers: [tokens, layers, experts per token]."""
+    model = _loaded(folder)
+    chosen: list[torch.Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda _, __, answer: chosen.append(answer[2].sort(-1).values))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(chosen, 1).numpy()
 
 
 @cache

@@ -2,8 +2,9 @@
 
 import random
 
+import numpy as np
 import ray
-from rollout_models import save_hybrid, state
+from rollout_models import chosen_experts, save_hybrid, state
 from rollout_requests import answers, make_requests
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_engine import DEADLINE, free_port, logprob_error
@@ -12,13 +13,17 @@ from rlpipe.weights import WeightGroup
 from rollout.pool import RolloutPool
 
 
-def test_logprobs_repeatability_and_weight_updates(ray_session, config_of, tmp_path):
+def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of, tmp_path):
     first, second = save_hybrid(tmp_path / "first", seed=0), save_hybrid(tmp_path / "second", seed=1)
     requests = make_requests(6)
-    with RolloutPool.start(config_of(), first, log_directory=str(tmp_path)) as pool:
+    with RolloutPool.start(config_of(algorithm={"routing_replay": True}), first, log_directory=str(tmp_path)) as pool:
         pool.wait_until_ready()
         generations = pool.generate(requests, DEADLINE)
         assert logprob_error(first, requests, generations) < 1e-4
+
+        for request, generation in zip(requests, generations, strict=True):
+            wanted = chosen_experts(first, request.prompt_ids + generation.token_ids[:-1])
+            np.testing.assert_array_equal(np.sort(generation.routes, axis=-1), wanted)
 
         shuffled = random.Random(1).sample(requests, len(requests))
         parts = [pool.generate(part, DEADLINE) for part in (shuffled[:1], shuffled[1:])]
