@@ -76,6 +76,20 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _older_samples_are_known_to_be_older(self) -> Self:
+        rollout, algorithm = self.rollout, self.algorithm
+        ahead = rollout.mode != "sync" or rollout.partial
+        if ahead and algorithm.old_policy == "actor" and algorithm.correction.weight == "none":
+            if rollout.mask_off_policy and rollout.mode == "sync":
+                return self
+            raise ValueError(
+                f"rollout.mode '{rollout.mode}' (partial: {rollout.partial}) trains on tokens of older weights as if "
+                "the present ones had sampled them: set algorithm.old_policy to 'rollout', which takes the ratio "
+                "against the weights that did, or algorithm.correction.weight to 'token' or 'sequence'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _replayed_routes_are_those_of_the_pack(self) -> Self:
         recompute = self.actor.recompute
         if self.algorithm.routing_replay and recompute.granularity == "selective" and "moe" in recompute.modules:

@@ -4,12 +4,14 @@ import pytest
 from run_support import metric_rows, run_arguments, run_command
 
 _NO_EXTRAS = ["trackers.tensorboard=false", "trackers.wandb=off", "algorithm.kl.coefficient=0", "eval.datasets=[]"]
+_AGAINST_ROLLOUT = "algorithm.old_policy=rollout"
+_AGAINST_ACTOR = "algorithm.correction.weight=token"
 
 
 @pytest.mark.timeout(300)
 def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
     settings = ["rollout.mode=async", "rollout.max_staleness=2", "rollout.generate.function=calculator"]
-    output = run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, *settings))
+    output = run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, _AGAINST_ACTOR, *settings))
     assert "old log-probabilities: a pass where responses are older" in output
     rows = metric_rows(tmp_path / "small")[-4:]
     assert [row["rollout/samples_count"] for row in rows] == [32] * 4
@@ -24,7 +26,7 @@ def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
-    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, "rollout.mode=one_step_off"))
+    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, _AGAINST_ROLLOUT, "rollout.mode=one_step_off"))
     rows = metric_rows(tmp_path / "small")[-4:]
     assert [row["rollout/weight_version_lag_max"] for row in rows] == [0, 1, 1, 1]
     assert [row["rollout/off_policy_share"] for row in rows] == [0, 1, 1, 1]
@@ -33,7 +35,8 @@ def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again(tmp_path):
-    settings = [*_NO_EXTRAS, "rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]
+    interrupted = ["rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]
+    settings = [*_NO_EXTRAS, _AGAINST_ROLLOUT, *interrupted]
     run_command("train", *run_arguments(tmp_path, *settings, "run.iterations=2"))
     run_command("train", *run_arguments(tmp_path, *settings), "--resume")
     rows = metric_rows(tmp_path / "small")[-4:]
