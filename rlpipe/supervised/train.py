@@ -64,8 +64,8 @@ class SupervisedSession:
 
 def sft(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """Train on supervised sequences; the policy is written to `RUN/policy`. Returns the run's folder."""
-    cost = flops_cost(config.model.path)
     with _open(config, resume, overwrite) as run:
+        cost = flops_cost(config.model.path)
         for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
             with run.log.iteration(iteration) as step:
                 with step.phase("data"):
