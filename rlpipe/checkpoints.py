@@ -29,6 +29,11 @@ def checkpoint_is_due(config: Config, iteration: int) -> bool:
     return interval > 0 and (iteration == config.run.iterations or iteration % interval == 0)
 
 
+def has_checkpoint(config: Config) -> bool:
+    """Whether the run's folder holds a complete checkpoint."""
+    return latest_checkpoint(RunDirectory.of(config).checkpoints) is not None
+
+
 def checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
     """The newest complete checkpoint, or None without `resume`. Raises CheckpointError when there is none."""
     if not resume:

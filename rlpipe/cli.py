@@ -27,6 +27,7 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configu
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's.")
 ]
+ClusterName = Annotated[str, typer.Option("--cluster", help="A file, or a name in configs/clusters.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
@@ -39,6 +40,9 @@ def train(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    requeued: Annotated[
+        bool, typer.Option("--requeued", help="--resume where there is a checkpoint, --overwrite where there is none.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train a policy with GRPO."""
@@ -51,6 +55,11 @@ def train(
             return
         from rlpipe.train import train as run_training
 
+        if requeued:
+            from rlpipe.checkpoints import has_checkpoint
+
+            resume = has_checkpoint(settings)
+            overwrite = not resume
         _finish(run_training(settings, resume=resume, overwrite=overwrite))
 
 
@@ -108,6 +117,25 @@ def flops(
         from rlpipe.flops.command import parse_seqlens, run_flops
 
         typer.echo(run_flops(model, parse_seqlens(seqlens), convention, as_json))
+
+
+@app.command()
+def launch(
+    config: ConfigPath,
+    cluster: ClusterName,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would run.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes."""
+    with one_sentence(debug):
+        from rlpipe.launch import launch as prepare_launch
+
+        prepared = prepare_launch(config, overrides or [], cluster)
+        if dry_run:
+            typer.echo(prepared.script(), nl=False)
+            return
+        raise typer.Exit(prepared.run())
 
 
 def main() -> None:

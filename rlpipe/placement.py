@@ -3,6 +3,7 @@
 import logging
 import math
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from rlpipe.errors import ResourceError
 
 _RESERVE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
+_NODES_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,15 @@ def ray_cluster(config: Config) -> Iterator[None]:
     import ray
 
     _check_reachable(config.ray.address)
+    environment = {"env_vars": config.ray.environment} if config.ray.environment else None
     try:
         if config.ray.address:
             ray.init(
-                address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR, namespace=config.run.name
+                address=config.ray.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=config.run.name,
+                runtime_env=environment,
             )
         else:
             ray.init(
@@ -49,6 +56,7 @@ def ray_cluster(config: Config) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 namespace=config.run.name,
+                runtime_env=environment,
             )
     except Exception as error:
         # A raylet that is slow to start is reported by Ray as a bare Exception.
@@ -58,9 +66,23 @@ def ray_cluster(config: Config) -> Iterator[None]:
         where = config.ray.address or "on this machine"
         raise ResourceError(f"ray: no cluster at {where}: {first}; check ray.address") from None
     try:
+        _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
         yield
     finally:
         ray.shutdown()
+
+
+def _wait_for_nodes(wanted: int, deadline_seconds: float) -> None:
+    import ray
+
+    end = time.monotonic() + deadline_seconds
+    while len(there := sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if time.monotonic() > end:
+            raise ResourceError(
+                f"ray: {len(there)} of {wanted} nodes joined within {deadline_seconds:g} seconds ({', '.join(there)}); "
+                "see the log of the missing ones, or lower ray.nodes"
+            )
+        time.sleep(_NODES_POLL_SECONDS)
 
 
 @contextmanager

@@ -17,6 +17,10 @@ class RunDirectory:
 
     path: Path
 
+    @classmethod
+    def of(cls, config: Config) -> "RunDirectory":
+        return cls(Path(config.run.directory) / config.run.name)
+
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
@@ -55,7 +59,7 @@ def open_run_directory(config: Config, resume: bool, overwrite: bool) -> RunDire
 
     Raises ConfigError when the folder holds a run and neither `resume` nor `overwrite` is set.
     """
-    directory = RunDirectory(Path(config.run.directory) / config.run.name)
+    directory = RunDirectory.of(config)
     if directory.config.exists() and overwrite and not resume:
         shutil.rmtree(directory.path)
     if directory.config.exists() and not resume:

@@ -15,4 +15,6 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
+shellcheck scripts/*.sh scripts/slurm.sbatch .ci/run
+yamllint --strict .
 python -m pytest "${selection[@]}" "$@"

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,7 @@ from rlpipe.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_REFERENCE_DEPTH = 10
+Root = TypeVar("Root", bound=BaseModel)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -33,12 +34,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return validate(_resolve(tree, tree), str(path))
 
 
+def load_section(root: type[Root], path: Path) -> Root:
+    """Read a file that holds another kind of configuration than a run's, with bases and references too."""
+    tree = _read_with_bases(path, ())
+    return _validated(root, _resolve(tree, tree, root), str(path))
+
+
 def validate(tree: Mapping[str, Any], source: str) -> Config:
     """Make a Config of a plain mapping. Raises ConfigError naming each wrong key; `source` stands before it."""
+    return _validated(Config, tree, source)
+
+
+def _validated(root: type[Root], tree: Mapping[str, Any], source: str) -> Root:
     try:
-        return Config.model_validate(dict(tree))
+        return root.model_validate(dict(tree))
     except ValidationError as error:
-        sentences = [_sentence(detail) for detail in error.errors()]
+        sentences = [_sentence(detail, root) for detail in error.errors()]
         raise ConfigError(f"{source}: " + "; ".join(sentences)) from None
 
 
@@ -101,33 +112,34 @@ def _parse_override(override: str) -> dict[str, Any]:
     return value
 
 
-def _resolve(value: Any, tree: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolve(value: Any, tree: Mapping[str, Any], root: type[BaseModel] = Config, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
-        return {key: _resolve(item, tree, depth) for key, item in value.items()}
+        return {key: _resolve(item, tree, root, depth) for key, item in value.items()}
     if isinstance(value, list):
-        return [_resolve(item, tree, depth) for item in value]
+        return [_resolve(item, tree, root, depth) for item in value]
     if isinstance(value, str) and _REFERENCE.search(value):
         if depth == _MAX_REFERENCE_DEPTH:
             raise ConfigError(f"{value!r}: references go round in a circle")
         whole = _REFERENCE.fullmatch(value)
         if whole:
-            return _resolve(_look_up(whole[1], tree), tree, depth + 1)
-        return _resolve(_REFERENCE.sub(lambda match: str(_look_up(match[1], tree)), value), tree, depth + 1)
+            return _resolve(_look_up(whole[1], tree, root), tree, root, depth + 1)
+        filled = _REFERENCE.sub(lambda match: str(_look_up(match[1], tree, root)), value)
+        return _resolve(filled, tree, root, depth + 1)
     return value
 
 
-def _look_up(dotted: str, tree: Mapping[str, Any]) -> Any:
+def _look_up(dotted: str, tree: Mapping[str, Any], root: type[BaseModel]) -> Any:
     """The value of a key; a key that no file sets has its default from the configuration classes."""
     value: Any = tree
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            return _default(dotted)
+            return _default(dotted, root)
         value = value[part]
     return value
 
 
-def _default(dotted: str) -> Any:
-    section: Any = Config
+def _default(dotted: str, root: type[BaseModel]) -> Any:
+    section: Any = root
     *parents, last = dotted.split(".")
     for part in parents:
         section = _section_of(section, part)
@@ -137,11 +149,11 @@ def _default(dotted: str) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-def _sentence(detail: Mapping[str, Any]) -> str:
+def _sentence(detail: Mapping[str, Any], root: type[BaseModel]) -> str:
     location = detail["loc"]
     key = ".".join(str(part) for part in location)
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(location)}"
+        return f"{key}: unknown key{_suggestion(location, root)}"
     if detail["type"] == "missing":
         return f"{key}: this key is required; add it"
     if detail["type"] == "value_error":
@@ -150,9 +162,9 @@ def _sentence(detail: Mapping[str, Any]) -> str:
     return f"{key}: {detail['msg'][0].lower()}{detail['msg'][1:]}, but it is {detail['input']!r}"
 
 
-def _suggestion(location: Sequence[str | int]) -> str:
+def _suggestion(location: Sequence[str | int], root: type[BaseModel]) -> str:
     """The nearest key of the same section; failing that, of any section."""
-    section: Any = Config
+    section: Any = root
     for part in location[:-1]:
         section = _section_of(section, part) if isinstance(part, str) else section
     name = str(location[-1])
@@ -160,7 +172,7 @@ def _suggestion(location: Sequence[str | int]) -> str:
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {'.'.join([*map(str, location[:-1]), near[0]])!r}?"
-    everywhere = [dotted for dotted, _ in iter_fields(Config)]
+    everywhere = [dotted for dotted, _ in iter_fields(root)]
     same = [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == name]
     near = sorted(same, key=lambda dotted: dotted.count(".")) or difflib.get_close_matches(
         ".".join(map(str, location)), everywhere, n=1, cutoff=0.0

@@ -83,6 +83,12 @@ class RayConfig(Section):
     cpus: int | None = Field(None, ge=1)
     """Logical CPUs of a local cluster; as many as the run's workers need when empty."""
 
+    nodes: int = Field(1, ge=1)
+    """Wait until so many nodes have joined the cluster, within `deadlines.start_seconds`."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the workers on all nodes. Never secrets: the configuration is saved and logged."""
+
 
 class RunConfig(Section):
     """Name and length of the run."""

@@ -1,0 +1,154 @@
+"""A cluster: what its nodes have, how jobs get there, what runs must know about it. One file in configs/clusters."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlpipe.config.base import Section
+
+
+class NodeConfig(Section):
+    """One node."""
+
+    gpus: int = Field(0, ge=0)
+    """GPUs; 0 for a CPU cluster."""
+
+    gpu: str | None = None
+    """Name of the GPU, as torch tells it, for its peak FLOP/s."""
+
+    gpu_memory_gigabytes: float = Field(0, ge=0)
+    """Memory of one GPU, in 10^9 bytes."""
+
+    cpus: int = Field(1, ge=1)
+    """Logical CPUs that a job may use."""
+
+    memory_gigabytes: float = Field(gt=0)
+    """Host memory that a job may use, in 10^9 bytes."""
+
+    disk_gigabytes: float | None = Field(None, gt=0)
+    """Room for checkpoints where `run.directory` lies; not checked when empty."""
+
+
+class NetworkConfig(Section):
+    """How fast things move, per GPU or per node, in 10^9 bytes a second, and through which interfaces."""
+
+    gpu_to_gpu_gigabytes_per_second: float = Field(10.0, gt=0)
+    """Between GPUs of one node, one direction (NVLink or PCIe)."""
+
+    host_to_gpu_gigabytes_per_second: float = Field(10.0, gt=0)
+    """Between host memory and one GPU."""
+
+    node_to_node_gigabytes_per_second: float = Field(1.0, gt=0)
+    """Between two nodes, all interfaces together."""
+
+    disk_gigabytes_per_second: float = Field(1.0, gt=0)
+    """Writing a checkpoint from one node."""
+
+    socket_interface: str | None = None
+    """Interface of NCCL's and Gloo's sockets, for instance `eth0`."""
+
+    infiniband_devices: list[str] = Field(default_factory=list)
+    """InfiniBand or RoCE devices that NCCL may use, for instance `mlx5_0`."""
+
+
+class SlurmConfig(Section):
+    """What sbatch is told."""
+
+    time_limit: str = "24:00:00"
+    """Wall-clock limit."""
+
+    partition: str | None = None
+    """Partition; the cluster's default when empty."""
+
+    account: str | None = None
+    """Account; the user's default when empty."""
+
+    extra: list[str] = Field(default_factory=list)
+    """Further arguments of sbatch, for instance `--exclusive`."""
+
+
+class VolumeConfig(Section):
+    """A persistent volume claim and where pods see it."""
+
+    claim: str
+    """Name of the claim; all pods must be able to mount it."""
+
+    path: str
+    """Mount point."""
+
+
+class KubernetesConfig(Section):
+    """What a KubeRay RayJob is told."""
+
+    image: str
+    """Image with rlpipe, see docker/Dockerfile.gpu."""
+
+    namespace: str = "default"
+    """Namespace of the job."""
+
+    secret: str | None = None
+    """Kubernetes secret whose entries become environment variables of all pods; the manifest holds its name only."""
+
+    volumes: list[VolumeConfig] = Field(default_factory=list)
+    """Claims shared by all pods: models, data and `run.directory` must lie on them."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes to use."""
+
+    shared_memory_gigabytes: float = Field(64, gt=0)
+    """Size of /dev/shm in a pod; Ray's object store lies there."""
+
+
+class ClusterConfig(Section):
+    """All about a cluster. `rlpipe launch CONFIG --cluster NAME` and `rlpipe plan CONFIG --cluster NAME` read it."""
+
+    kind: Literal["local", "ray", "slurm", "kubernetes"]
+    """How a job gets there: on this machine, into a Ray cluster that runs already, by sbatch, or as a RayJob."""
+
+    nodes: int = Field(1, ge=1)
+    """Nodes of a job."""
+
+    node: NodeConfig
+    """What each node has."""
+
+    network: NetworkConfig = NetworkConfig()
+    """Bandwidths and interfaces."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of every process of the job. Never secrets: they appear in what `--dry-run` prints."""
+
+    secrets: list[str] = Field(default_factory=lambda: ["WANDB_API_KEY", "HF_TOKEN"])
+    """Names of variables that are handed on where they are set; their values are never printed or written."""
+
+    setup: list[str] = Field(default_factory=list)
+    """Shell lines run first on every node, for instance `module load cuda`."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of runs on this cluster, laid over the configuration and under the command line's own."""
+
+    ray_address: str = "auto"
+    """host:port of the head that runs already ("ray" only)."""
+
+    ray_port: int = Field(6379, ge=1024, le=65535)
+    """Port of the head that the job starts ("slurm" only)."""
+
+    slurm: SlurmConfig = SlurmConfig()
+    """Arguments of sbatch ("slurm" only)."""
+
+    kubernetes: KubernetesConfig | None = None
+    """The job's image, volumes and namespace ("kubernetes" only)."""
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.node.gpus
+
+    @model_validator(mode="after")
+    def _kubernetes_needs_an_image(self) -> Self:
+        if self.kind == "kubernetes" and self.kubernetes is None:
+            raise ValueError("kind is 'kubernetes' but there is no section kubernetes: add one with an image")
+        if self.kind == "local" and self.nodes > 1:
+            raise ValueError(f"kind is 'local' but nodes is {self.nodes}: use 'ray', 'slurm' or 'kubernetes'")
+        if self.node.gpus and not self.node.gpu_memory_gigabytes:
+            raise ValueError("node.gpus is above 0 but node.gpu_memory_gigabytes is not set: add it")
+        return self
