@@ -39,10 +39,11 @@ _METHODS = (
 def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Callable[[], None]:
     """From now on exchanges count in `clock`. `first_use(group, operation)` is entered around each one's start, where
     a communicator is set up. Returns how to undo it."""
-    originals = {name: getattr(ProcessGroup, name) for name in _METHODS}
-    wait = Work.wait
-    for name, original in originals.items():
-        setattr(ProcessGroup, name, _watched(original, name, clock, first_use or _nothing))
+    # As they lie in the class: taken as attributes they would lose what binds them to an object.
+    originals = {name: vars(ProcessGroup)[name] for name in _METHODS}
+    original_wait, wait = vars(Work)["wait"], Work.wait
+    for name in _METHODS:
+        setattr(ProcessGroup, name, _watched(getattr(ProcessGroup, name), name, clock, first_use or _nothing))
 
     @functools.wraps(wait)
     def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +55,7 @@ def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Call
     def undo() -> None:
         for name, original in originals.items():
             setattr(ProcessGroup, name, original)
-        Work.wait = wait  # type: ignore[method-assign]
+        Work.wait = original_wait  # type: ignore[method-assign]
 
     return undo
 

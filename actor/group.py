@@ -15,8 +15,9 @@ from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.errors import ActorError, RlpipeError
+from rlpipe.jit_monitor import worker_caches
 from rlpipe.pack import Pack
-from rlpipe.remote import WorkerAddress, gather
+from rlpipe.remote import WorkerAddress, cluster_accelerator, gather
 from rlpipe.weights import WeightBucket, WeightGroup
 
 T = TypeVar("T")
@@ -55,13 +56,17 @@ class ActorGroup:
         self.layout = ActorLayout.of(config.actor)
 
     @classmethod
-    def start(cls, config: Config, placement: ActorPlacement | None = None) -> "ActorGroup":
+    def start(
+        cls, config: Config, placement: ActorPlacement | None = None, log_directory: str | None = None
+    ) -> "ActorGroup":
         """Start the processes, join them, load the policy. Ray must be initialised.
+
+        log_directory: where a process writes its stacks when it stalls; without it they go to Ray's logs.
 
         Raises:
             ModelError, ActorError, ResourceError: what a worker found wrong; DeadlineError: no answer in time.
         """
-        workers = [_start_process(config, rank, placement) for rank in range(config.actor.processes)]
+        workers = [_start_process(config, rank, placement, log_directory) for rank in range(config.actor.processes)]
         group = cls(config, workers, [])
         try:
             group._join()
@@ -146,9 +151,14 @@ class ActorGroup:
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])
 
-    def take_usage(self, keep_spans: bool = False) -> tuple[RankUsage, ...]:
-        """What each process did since the last call. keep_spans: of what follows, keep every stretch for a trace."""
-        return tuple(self._all("take_usage", self._config.deadlines.train_seconds, keep_spans))
+    def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
+        """Run packs with and without gradients on all processes, so that their kernels compile, and change nothing."""
+        self._all("warm_up", self._config.deadlines.start_seconds, training, forward_only, algorithm)
+
+    def take_usage(self, next_iteration: int, keep_spans: bool = False) -> tuple[RankUsage, ...]:
+        """What each process did since the last call. What follows belongs to `next_iteration`; keep_spans: keep every
+        stretch of it for a trace."""
+        return tuple(self._all("take_usage", self._config.deadlines.train_seconds, next_iteration, keep_spans))
 
     def stop(self) -> None:
         """End the processes, after a running save is complete; at once if a call was interrupted or failed, because
@@ -237,7 +247,7 @@ class ActorGroup:
 class _Process:
     """What Ray starts: imports torch and Megatron only inside its own process, never where the driver runs."""
 
-    def __init__(self, config: Config, rank: int) -> None:
+    def __init__(self, config: Config, rank: int, log_directory: str | None) -> None:
         os.environ.setdefault(
             "CUDA_DEVICE_MAX_CONNECTIONS", "1"
         )  # orders Megatron's overlapped kernels and collectives
@@ -246,19 +256,22 @@ class _Process:
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
         from actor.worker import ActorWorker
 
-        self._worker = ActorWorker(config, rank)
+        self._worker = ActorWorker(config, rank, log_directory)
 
     def run(self, method: str, *arguments: Any) -> Any:
         return getattr(self._worker, method)(*arguments)
 
 
-def _start_process(config: Config, rank: int, placement: ActorPlacement | None) -> Any:
+def _start_process(config: Config, rank: int, placement: ActorPlacement | None, log_directory: str | None) -> Any:
     import ray
 
     options: dict[str, Any] = {"name": f"actor-{rank}", "num_cpus": 1}
     if placement is not None:
         options |= {"num_gpus": placement.gpus_per_bundle, "scheduling_strategy": placement.strategy(rank)}
-    return ray.remote(_Process).options(**options).remote(config, rank)
+    caches = worker_caches(config.jit.cache_directory, cluster_accelerator())
+    if caches:  # read by compilers when they are imported, so they must be there before
+        options["runtime_env"] = {"env_vars": caches}
+    return ray.remote(_Process).options(**options).remote(config, rank, log_directory)
 
 
 def _merge(reports: Sequence[RankTrainReport], layout: ActorLayout) -> TrainReport:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlpipe.jit_monitor import JitReport
 from rlpipe.phases import Span
 
 
@@ -69,7 +70,7 @@ class RankUsage:
     part_seconds: `forward`, `backward`, `optimizer`, `train` (the rest of a training call), `ref_logprob`,
         `old_logprob`, `weight_sync`, `checkpoint`, each without its exchanges between processes, and those as
         `train_exchange`, `ref_logprob_exchange` and so on. They do not overlap.
-    spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU.
+    spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU. jit: what compiled.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class RankUsage:
     device_name: str
     part_seconds: dict[str, float]
     spans: tuple[Span, ...]
+    jit: JitReport
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from actor.models.build import build_model, read_model
 from actor.models.description import ModelDescription
 from actor.models.policy import PolicyModel, take_mtp_loss
 from actor.optimizer import Optimizer, freeze
-from actor.passes import HeadOptions, forward_backward, score_packs
+from actor.passes import HeadOptions, PackResult, forward_backward, score_packs
 from actor.rank_clock import MegatronTimers, RankClock
 from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
 from actor.reference import ReferenceWeights
@@ -78,9 +78,7 @@ class Trainer:
     def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> StepReport:
         """Forward and backward over `packs`, then an optimizer step, or a skip on all ranks where something is not
         finite. Metrics are complete on the last pipeline stage only."""
-        with self.clock.part("optimizer"):
-            self.optimizer.zero_gradients()
-        results = forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
+        results = self.accumulate(packs, algorithm)
         with self.clock.part("optimizer"):
             self.optimizer.finish_gradients()
         metrics = reduce_metrics(results) | self._mtp_metric()
@@ -101,6 +99,12 @@ class Trainer:
             synchronize()
         self.counts = self.counts.after(applied=reason is None)
         return self._report(metrics, reason, culprits)
+
+    def accumulate(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> list[PackResult]:
+        """Gradients of `packs` in place of those that are there, without the exchange that `finish_gradients` ends."""
+        with self.clock.part("optimizer"):
+            self.optimizer.zero_gradients()
+        return forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""

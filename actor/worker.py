@@ -15,16 +15,20 @@ from actor.checkpoint import Checkpointer
 from actor.device import device_name, synchronize
 from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
+from actor.layers.attention import check_flash_attention
 from actor.optimizer_fixes import install_optimizer_fixes
 from actor.pipeline_fixes import install_pipeline_fixes
 from actor.rank_clock import RankClock
 from actor.report import RankTrainReport, RankUsage, WeightSendReport
 from actor.runtime import install_megatron_runtime
+from actor.stalls import jit_settings, stall_log
 from actor.trainer import Trainer, TrainerOptions, Which
+from actor.warm_up import warm_up
 from actor.weight_sender import WeightSender
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
+from rlpipe.jit_monitor import JitMonitor
 from rlpipe.pack import Pack
 from rlpipe.remote import WorkerAddress, register_worker
 from rlpipe.weights import WeightBucket, WeightGroup
@@ -33,17 +37,19 @@ from rlpipe.weights import WeightBucket, WeightGroup
 class ActorWorker:
     """One process. Methods are called on all processes at the same time, because they exchange data with each other."""
 
-    def __init__(self, config: Config, rank: int) -> None:
+    def __init__(self, config: Config, rank: int, log_directory: str | None) -> None:
         self._config = config
         self._rank = rank
         self._store: Any = None
-        self._clock = RankClock()
+        self._iteration = 0
+        self._monitor = JitMonitor.install(jit_settings(config.jit), rank, on_stall=stall_log(rank, log_directory))
+        self._clock = RankClock(on_part=self._monitor.enter_phase)
         # More threads than cores wait for each other in a spin, many times slower than one.
         torch.set_num_threads(min(config.actor.threads, len(os.sched_getaffinity(0))))
         install_megatron_runtime()
         install_optimizer_fixes()
         install_pipeline_fixes()
-        watch_exchanges(self._clock)
+        watch_exchanges(self._clock, self._monitor.first_use)
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
@@ -59,6 +65,7 @@ class ActorWorker:
     def start(self, address: str, port: int) -> None:
         """Join the other processes, build the model, load its weights, make the optimizer."""
         actor = self._config.actor
+        check_flash_attention()
         if self._store is None:
             self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
@@ -71,10 +78,16 @@ class ActorWorker:
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
-        return self._trainer.train(steps, algorithm)
+        with self._monitor.step(self._iteration, "train"):
+            return self._trainer.train(steps, algorithm)
+
+    def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
+        if self._config.jit.warm_up == "on" or torch.cuda.is_available():
+            warm_up(self._trainer, training, forward_only, algorithm)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
-        with self._clock.part("ref_logprob" if which == "reference" else "old_logprob"):
+        part = "ref_logprob" if which == "reference" else "old_logprob"
+        with self._clock.part(part), self._monitor.step(self._iteration, part):
             return self._trainer.logprobs(packs, which)
 
     def set_reference(self) -> None:
@@ -113,11 +126,13 @@ class ActorWorker:
             report = self._sender.send(verify)
         return report if self._rank == 0 else None
 
-    def take_usage(self, keep_spans: bool) -> RankUsage:
+    def take_usage(self, next_iteration: int, keep_spans: bool) -> RankUsage:
         synchronize()
         seconds, spans = self._clock.take()
+        report = self._monitor.drain()
         self._clock.keep_spans = keep_spans
-        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans)
+        self._iteration = self._monitor.recorder.step = next_iteration
+        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans, report)
 
     def stop(self) -> None:
         """Finish a running save and leave all groups."""

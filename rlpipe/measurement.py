@@ -1,49 +1,94 @@
-"""What the training side tells about an iteration when it is over: its time, rank by rank, and what that amounts to."""
+"""What the workers tell about an iteration when it is over: time rank by rank, compilations, utilization."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from actor.report import RankUsage, Spread
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
+from rlpipe.console import Console
 from rlpipe.iteration import IterationRecord
+from rlpipe.jit_monitor import JitReport, jit_metrics, refuse_alarms
 from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
 from rlpipe.summaries import training_metrics
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
+    from rollout.pool import RolloutPool
 
 _COMPUTE = ("forward", "backward", "optimizer", "ref_logprob", "old_logprob")
 # Name in the metrics, and in a rank's report where exchanges have the name of the call that they are part of.
 _PARTS = {**{part: part for part in _COMPUTE}, "exchange": "train_exchange"}
+_MOST_WARNINGS = 5
 
 
 class Measurement:
-    """Asks all actor processes once an iteration. What they did before the first iteration belongs to none."""
+    """Asks all workers once an iteration. What they did before the first one belongs to their start-up."""
 
-    def __init__(self, config: Config, actor: "ActorGroup", directory: RunDirectory) -> None:
+    def __init__(
+        self,
+        config: Config,
+        actor: "ActorGroup",
+        directory: RunDirectory,
+        console: Console,
+        first_iteration: int,
+        pool: "RolloutPool | None" = None,
+    ) -> None:
         self._config = config
         self._actor = actor
+        self._pool = pool
         self._directory = directory
-        self._actor.take_usage()
-        self._first = True
+        self._console = console
+        for path in (directory.ranks, directory.jit_events):
+            drop_rows_from(path, first_iteration)
+        usages = actor.take_usage(first_iteration)
+        engines = pool.take_records(first_iteration - 1) if pool else ()
+        self._write_events(first_iteration - 1, [*(one.jit for one in usages), *(one.jit for one in engines)])
 
     def finish(self, record: IterationRecord, packs: TrainingPacks) -> None:
-        """Add the training side's metrics to `record`; call after the last phase in which the actor works."""
-        usages = self._actor.take_usage()
+        """Add what the workers measured to `record`; call after the last phase in which they work.
+
+        Raises JitError for a compilation after warm-up where `jit.after_warmup` says so.
+        """
+        usages = self._actor.take_usage(record.number + 1)
+        engines = self._pool.take_records(record.number) if self._pool else ()
         record.split("train", training_parts(usages), rest="train_other")
         record.add(rank_metrics(usages))
         record.add(training_metrics(record, self._config, packs))
         self._write_ranks(record.number, usages)
+        self._judge(record, [*(one.jit for one in usages), *(one.jit for one in engines)])
+
+    def _judge(self, record: IterationRecord, reports: Sequence[JitReport]) -> None:
+        record.add(jit_metrics(reports))
+        self._write_events(record.number, reports)
+        warnings = [f"{report.worker}: {alarm}" for report in reports for alarm in report.alarms]
+        warnings += [f"{report.worker}: {stall.headline}" for report in reports for stall in report.stalls]
+        for warning in warnings[:_MOST_WARNINGS]:
+            self._console.say(f"warning: {warning}")
+        if len(warnings) > _MOST_WARNINGS:
+            rest = len(warnings) - _MOST_WARNINGS
+            self._console.say(f"warning: {rest} more in iteration {record.number}, see {self._directory.jit_events}")
+        if self._config.jit.after_warmup == "error":
+            refuse_alarms(reports)
 
     def _write_ranks(self, iteration: int, usages: Sequence[RankUsage]) -> None:
-        if self._first:
-            drop_rows_from(self._directory.ranks, iteration)
-            self._first = False
         for usage in usages:
             seconds = {part: round(value, 6) for part, value in sorted(usage.part_seconds.items())}
             row = {"iteration": iteration, "name": usage.name, "host": usage.host, "seconds": seconds}
             append_json_line(self._directory.ranks, row)
+
+    def _write_events(self, iteration: int, reports: Sequence[JitReport]) -> None:
+        """One line for each event; compilers without a hook, as far as they were seen, on a line of their own."""
+        path = self._directory.jit_events
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for report in reports:
+            where = {"iteration": iteration, "worker": report.worker, "rank": report.rank}
+            for event in report.events:
+                append_json_line(path, where | asdict(event) | {"cache_hit": not event.compiled})
+            if report.compiler_seconds or report.grown_caches:
+                seen = {"compiler_seconds": report.compiler_seconds, "grown_caches": report.grown_caches}
+                append_json_line(path, where | {"kind": "compiler process"} | seen)
 
 
 def training_parts(usages: Sequence[RankUsage]) -> dict[str, float]:

@@ -71,6 +71,15 @@ def deadline_error(slow: Sequence[WorkerAddress], deadline_seconds: float, phase
     )
 
 
+def cluster_accelerator() -> str:
+    """What Ray calls the cluster's GPUs, `H200` for instance; empty where there are none."""
+    import ray
+
+    resources = ray.cluster_resources()
+    names = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:"))
+    return ("-".join(names) or "gpu") if resources.get("GPU") else ""
+
+
 def _dump_path(pid: int) -> Path:
     return Path(tempfile.gettempdir()) / f"rlpipe-stack-{pid}.txt"
 

@@ -34,6 +34,10 @@ class RunDirectory:
         return self.path / "samples.jsonl"
 
     @property
+    def jit_events(self) -> Path:
+        return self.logs / "jit.jsonl"
+
+    @property
     def ranks(self) -> Path:
         return self.path / "ranks.jsonl"
 

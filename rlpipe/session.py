@@ -24,6 +24,7 @@ from rlpipe.rollouts.rollouts import Rollouts
 from rlpipe.run_directory import RunDirectory, open_run_directory
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.tracking import open_trackers
+from rlpipe.warm_up import warm_up_actor
 from rlpipe.weight_sync import WeightSync
 from rollout.pool import RolloutPool
 
@@ -106,8 +107,9 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         pool = RolloutPool.start(config, config.model.path, engine_bundles, str(directory.logs))
         stack.callback(pool.stop)
         with console.task("starting the actor"):
-            actor = ActorGroup.start(config, actor_bundles)
+            actor = ActorGroup.start(config, actor_bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
+        warm_up_actor(config, actor, config.algorithm, console)
         state = _load_or_warm_start(inputs, actor, checkpoint, directory, console)
         with console.task("waiting for the engines"):
             pool.wait_until_ready()
@@ -131,7 +133,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             learner=learner,
             evaluation=Evaluation(config, inputs.evaluation),
             weights=weights,
-            measurement=Measurement(config, actor, directory),
+            measurement=Measurement(config, actor, directory, console, state.iteration + 1, pool),
             start=state,
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.errors import ConfigError
 from rollout.environment import DeviceKind
@@ -46,6 +47,7 @@ class EngineSetup:
     instance: str
     log_path: str
     routes_shape: tuple[int, int] | None = None
+    jit: JitConfig = JitConfig()
 
 
 def server_arguments(setup: EngineSetup, known: Collection[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import dataclasses
 import faulthandler
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -21,8 +22,17 @@ from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.begun import Begun, interrupted
 from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.gate import Gate
+from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
-from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation, SamplingParameters, WeightReceipt
+from rollout.requests import (
+    EngineHealth,
+    EngineRecord,
+    EngineUsage,
+    GenerateRequest,
+    Generation,
+    SamplingParameters,
+    WeightReceipt,
+)
 from rollout.routes import decoded_routes
 from rollout.usage import UsageClock
 from rollout.version import check_sglang_version
@@ -54,6 +64,7 @@ class Engine:
         self._calls: set[asyncio.Task[Any]] = set()
         self._death: RolloutError | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._jit = JitWatch(setup.index, Path(setup.log_path), setup.jit)
 
     async def address(self) -> WorkerAddress:
         """Of this process, for deadlines."""
@@ -154,6 +165,7 @@ class Engine:
                 for position, bucket in enumerate(plan)
             ]
             self._version = version
+        self._usage.note_span("weight_sync", begin)
         checksums = tuple(messages) if self._setup.verify_weights else ()
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
@@ -173,8 +185,14 @@ class Engine:
         """Work since the last call."""
         return self._usage.take(self._setup.index)
 
+    async def take_record(self, iteration: int, keep_spans: bool) -> EngineRecord:
+        """What this engine did since the last call, which belongs to `iteration`."""
+        spans = self._usage.take_spans(keep_spans)
+        return EngineRecord(self._setup.index, socket.gethostname(), self._jit.take(iteration), spans)
+
     async def stop(self) -> None:
         """Ends SGLang's processes and removes its files. Idempotent."""
+        self._jit.stop()
         if self._watcher is not None:
             self._watcher.cancel()
         if self._sglang is not None:

@@ -13,7 +13,8 @@ import ray
 from rlpipe.config.root import Config
 from rlpipe.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
 from rlpipe.flops import load_model_shape
-from rlpipe.remote import WorkerAddress, deadline_error, gather
+from rlpipe.jit_monitor import worker_caches
+from rlpipe.remote import WorkerAddress, cluster_accelerator, deadline_error, gather
 from rlpipe.routes import route_shape
 from rlpipe.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
@@ -21,7 +22,7 @@ from rollout.client import EngineClient
 from rollout.environment import DeviceKind, engine_environment
 from rollout.failures import log_tail
 from rollout.litter import engine_directory, remove_files
-from rollout.requests import EngineHealth, EngineUsage, GenerateRequest, Generation
+from rollout.requests import EngineHealth, EngineRecord, EngineUsage, GenerateRequest, Generation
 
 _STOP_SECONDS = 30.0
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
@@ -147,6 +148,12 @@ class RolloutPool:
         references = [actor.take_usage.remote() for actor in self._actors]
         return tuple(self.gather(references, self._config.deadlines.start_seconds, "asking for engines' usage"))
 
+    def take_records(self, iteration: int, keep_spans: bool = False) -> tuple[EngineRecord, ...]:
+        """What each engine did since the last call, which belongs to `iteration`. keep_spans: of what follows, keep
+        every stretch for a trace."""
+        references = [actor.take_record.remote(iteration, keep_spans) for actor in self._actors]
+        return tuple(self.gather(references, self._config.deadlines.start_seconds, "asking for engines' records"))
+
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the engines' actors, on their nodes."""
         return tuple(worker.pid for worker in self._addresses(self._config.deadlines.start_seconds))
@@ -242,6 +249,7 @@ def _setup(
         instance=instance,
         routes_shape=_routes_shape(config, model_path),
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
+        jit=config.jit,
     )
 
 
@@ -264,7 +272,7 @@ def _actor(setup: EngineSetup, placement: Any, gpus: int) -> Any:
         "num_cpus": 1 if placement is not None else 0,
         "num_gpus": gpus,
         "max_restarts": 0,
-        "runtime_env": {"env_vars": environment},
+        "runtime_env": {"env_vars": environment | worker_caches(setup.jit.cache_directory, cluster_accelerator())},
     }
     if placement is not None:
         options["scheduling_strategy"] = placement.strategy(setup.index)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
+from rlpipe.jit_monitor import JitReport
+from rlpipe.phases import Span
 from rlpipe.routes import Routes
 from rlpipe.sample import Status, VersionSpan
 from rollout.begun import Begun
@@ -138,6 +140,16 @@ class EngineUsage:
     def tokens_per_second(self) -> float:
         """Response tokens over busy seconds; 0 when the engine was idle."""
         return self.response_tokens / self.busy_seconds if self.busy_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """What compiled in one engine, and where a trace is wanted, when it generated and received weights."""
+
+    engine: int
+    host: str
+    jit: JitReport
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ import os
 from typing import Any
 
 from rollout import weight_receiver
+from rollout.jit_watch import install_in_scheduler
 from rollout.litter import avoid_named_semaphores
 from rollout.version import check_sglang_version
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Takes the arguments of `sglang.srt.managers.scheduler.run_scheduler_process`; returns when the engine stops."""
+    install_in_scheduler()
     check_sglang_version()
     avoid_named_semaphores()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.attention
 import torch.nn.functional as F
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
@@ -11,6 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.packed import PackedSequences
 from actor.layers.rope import rotate
+from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 
 class PackedAttention(SelfAttention):
@@ -97,6 +99,13 @@ class PackedCoreAttention(MegatronModule):
         return {}
 
 
+def check_flash_attention() -> None:
+    """ActorError where packed attention would run on a FlashAttention-4 that compiles without end."""
+    chosen = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+    if chosen == "FA4":
+        refuse_recompiling_flash_attention()
+
+
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -119,7 +128,7 @@ def causal_attention(
 
         varlen_attn: Any = varlen.varlen_attn
 
-        longest = (_longest(query_ends), _longest(key_ends))
+        longest = (host_integer("max_seqlen_q", _longest(query_ends)), host_integer("max_seqlen_k", _longest(key_ends)))
         options: Any = _grouped_heads_option(varlen_attn) if query.shape[1] != key.shape[1] else {}
         return varlen_attn(
             query,

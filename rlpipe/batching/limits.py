@@ -17,7 +17,7 @@ class PackLimits:
 
     budget_tokens: tokens of one pack over all its context-parallel ranks, padding included.
     sequence_multiple: each sequence is padded to a multiple of it (2 x CP for the zigzag split).
-    pack_multiple: the whole pack is padded to a multiple of it (see `actor.layout.ActorLayout`).
+    pack_multiple: the whole pack is padded to a multiple of it (see `actor.layout.ActorLayout`, and length buckets).
     count_multiple: the packs of a rank are a multiple of it (the stages of an interleaved pipeline schedule).
     """
 
@@ -52,7 +52,7 @@ class PackLimits:
     def _of(cls, actor: ActorConfig, tokens_per_gpu: int) -> Self:
         layout = ActorLayout.of(actor)
         stages = layout.pipeline_parallel if actor.parallel.virtual_pipeline else 1
-        return cls(tokens_per_gpu * layout.context_parallel, layout.sequence_multiple, layout.pack_multiple, stages)
+        return cls(tokens_per_gpu * layout.context_parallel, layout.sequence_multiple, actor.pack_multiple, stages)
 
     @property
     def capacity_tokens(self) -> int:

@@ -118,6 +118,9 @@ class ActorConfig(Section):
     max_tokens_per_gpu: int = Field(8192, ge=1)
     """Hard token budget of a pack per GPU; a pack holds at most this times CP, padding included."""
 
+    pack_bucket_tokens: int = Field(1, ge=1)
+    """Packs are padded to a multiple of it, so that kernels compile for few lengths; 2048 suits FLA's kernels."""
+
     forward_max_tokens_per_gpu: int | None = Field(None, ge=1)
     """The same for passes without gradients; `max_tokens_per_gpu` when empty."""
 
@@ -141,6 +144,11 @@ class ActorConfig(Section):
 
     threads: int = Field(1, ge=1)
     """CPU threads of each process, at most as many as there are cores."""
+
+    @property
+    def pack_multiple(self) -> int:
+        """Tokens of a pack are a multiple of it: what the layout asks for, and the bucket."""
+        return math.lcm(self.parallel.pack_multiple, self.pack_bucket_tokens)
 
     @model_validator(mode="after")
     def _layout_fills_the_processes(self) -> Self:

@@ -102,7 +102,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _a_sequence_fits_a_pack(self) -> Self:
         longest = self.data.max_prompt_tokens + self.longest_training_response_tokens
-        context, multiple = self.actor.parallel.context, self.actor.parallel.pack_multiple
+        context, multiple = self.actor.parallel.context, self.actor.pack_multiple
         for name in ("max_tokens_per_gpu", "forward_max_tokens_per_gpu"):
             budget = (getattr(self.actor, name) or self.actor.max_tokens_per_gpu) * context
             if longest > budget // multiple * multiple:

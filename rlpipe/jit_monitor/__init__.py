@@ -8,7 +8,7 @@ report = monitor.drain()
 """
 
 from rlpipe.jit_monitor.alarms import AlarmRules, refuse_alarms
-from rlpipe.jit_monitor.caches import cache_environment
+from rlpipe.jit_monitor.caches import cache_environment, worker_caches
 from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport, StepStall
 from rlpipe.jit_monitor.guards import host_integer, refuse_recompiling_flash_attention
 from rlpipe.jit_monitor.metrics import jit_metrics
@@ -27,4 +27,5 @@ __all__ = [
     "jit_metrics",
     "refuse_alarms",
     "refuse_recompiling_flash_attention",
+    "worker_caches",
 ]

@@ -1,7 +1,9 @@
 """Where compilers keep what they made: persistent directories, and whether they grew."""
 
+import hashlib
 import os
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # Directory variables, read by the libraries when they are imported, so they must be in a worker's environment before.
@@ -18,6 +20,20 @@ _DIRECTORIES = {
 # Triton keeps the winners of its tuning on disk, so ranks and restarts choose alike; FlashAttention-4 keeps kernels.
 _SWITCHES = {"TRITON_CACHE_AUTOTUNING": "1", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 
+_COMPILED_BY = (
+    "deep-gemm",
+    "fla-core",
+    "flash-attn-4",
+    "flash-qla",
+    "flashinfer-python",
+    "megatron-core",
+    "nvidia-cutlass-dsl",
+    "sglang",
+    "tilelang",
+    "torch",
+    "triton",
+)
+
 _DEPTH = 2
 _MOST_ENTRIES = 4096
 
@@ -32,6 +48,31 @@ def cache_environment(root: Path, image: str, environment: Mapping[str, str] | N
     variables = {variable: str(root / image / name) for name, variable in _DIRECTORIES.items()}
     variables |= _SWITCHES
     return {name: environment.get(name, value) for name, value in variables.items()}
+
+
+def worker_caches(directory: str | None, accelerator: str) -> dict[str, str]:
+    """Cache variables of a worker: below `directory`, or on a cluster with an `accelerator` below the home folder.
+
+    {} where neither is given: on a CPU next to nothing compiles.
+    """
+    if directory is None and not accelerator:
+        return {}
+    root = Path(directory or "~/.cache/rlpipe/jit").expanduser().absolute()
+    return cache_environment(root, software_image(accelerator or "cpu"))
+
+
+def software_image(accelerator: str) -> str:
+    """Name of the software that kernels are compiled by and for: another version of one of these, another name."""
+    found = {package: _version(package) for package in _COMPILED_BY}
+    digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    return f"torch{found['torch']}-{accelerator}-{digest[:8]}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def grown_caches(since_seconds: float, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

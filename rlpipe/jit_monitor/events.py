@@ -54,11 +54,15 @@ class StepStall:
     median_seconds: float
     stacks: str
 
-    def __str__(self) -> str:
+    @property
+    def headline(self) -> str:
         return (
             f"step {self.step} has been running for {self.elapsed_seconds:.0f} s, the median is "
-            f"{self.median_seconds:.0f} s; stacks of this process:\n{self.stacks}"
+            f"{self.median_seconds:.0f} s; its stacks are in the logs"
         )
+
+    def __str__(self) -> str:
+        return f"{self.headline}:\n{self.stacks}"
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,10 @@ class JitMonitor:
         finally:
             self.recorder.phase = outer
 
+    def enter_phase(self, name: str) -> None:
+        """From now on events belong to phase `name`, for callers that keep track of phases themselves."""
+        self.recorder.phase = name
+
     def first_use(self, group: str, operation: str) -> AbstractContextManager[None]:
         """Around a collective: its first call of each kind in a group sets up the communicator, which takes seconds."""
         name = f"{group}.{operation}"

@@ -25,6 +25,7 @@ from rlpipe.run_directory import RunDirectory, open_run_directory
 from rlpipe.supervised.examples import Examples, load_examples
 from rlpipe.supervised.packing import supervised_packs
 from rlpipe.tracking import open_trackers
+from rlpipe.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")
 
@@ -108,12 +109,13 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
             stack.enter_context(ray_cluster(config))
             bundles = stack.enter_context(actor_placement(config))
         with console.task("starting the actor"):
-            actor = ActorGroup.start(config, bundles)
+            actor = ActorGroup.start(config, bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
+        warm_up_actor(config, actor, _ALGORITHM, console)
         state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
         position = StreamState(state.epoch, state.position)
         stream = PromptStream(examples.sequences, config.seed, config.data.shuffle, position)
         log = IterationLog(trackers, console)
-        measurement = Measurement(config, actor, directory)
+        measurement = Measurement(config, actor, directory, console, state.iteration + 1)
         yield SupervisedSession(config, settings, directory, log, actor, examples, stream, measurement, state)

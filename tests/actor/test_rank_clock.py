@@ -2,11 +2,13 @@
 
 import time
 
+import numpy as np
 import pytest
 from train_support import in_module_worker, run_processes, write_policy
 
 from actor.rank_clock import RankClock
 from actor.report import RankUsage
+from rlpipe.jit_monitor import JitReport
 from rlpipe.measurement import rank_metrics, training_parts
 
 SLEEP_SECONDS = 0.8
@@ -45,10 +47,17 @@ def test_an_error_inside_a_part_leaves_no_part_open():
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory):
+def everything(tmp_path_factory):
+    """What `timing_workers.everything` found, by rank."""
+    folder = tmp_path_factory.mktemp("policy")
+    policies = {architecture: write_policy(folder, architecture) for architecture in ("dense", "moe")}
+    return run_processes(2, in_module_worker, "timing_workers", "everything", policies, SLEEP_SECONDS)
+
+
+@pytest.fixture
+def planted(everything):
     """By rank: (whole call, seconds of each part) for each planted sleep."""
-    path = write_policy(tmp_path_factory.mktemp("policy"), "dense")
-    return run_processes(2, in_module_worker, "timing_workers", "planted_sleeps", path, SLEEP_SECONDS)
+    return [rank["planted"] for rank in everything]
 
 
 def test_parts_add_up_to_the_training_call(planted):
@@ -61,7 +70,10 @@ def test_parts_add_up_to_the_training_call(planted):
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
 def test_a_planted_sleep_shows_in_its_part_and_names_the_slow_rank(planted, part):
-    usages = [RankUsage(rank, f"node-{rank}", "", found[part][1], ()) for rank, found in enumerate(planted)]
+    usages = [
+        RankUsage(rank, f"node-{rank}", "", found[part][1], (), JitReport(1, rank, ()))
+        for rank, found in enumerate(planted)
+    ]
     slow, fast = usages[1].part_seconds, usages[0].part_seconds
     assert slow[part] >= SLEEP_SECONDS
     assert slow[part] - fast[part] >= 0.7 * SLEEP_SECONDS
@@ -85,3 +97,15 @@ def test_spans_lie_within_the_call_in_wall_clock_time(planted):
     assert {"train", "forward", "backward", "optimizer", "exchange"} == {span.name for span in spans}
     for span in spans:
         assert begin - 0.01 <= span.start_seconds <= span.start_seconds + span.seconds <= end + 0.01
+
+
+@pytest.mark.parametrize("architecture", ["dense", "moe"])
+def test_a_warm_up_changes_no_weight_no_moment_and_no_random_number(everything, architecture):
+    for rank in everything:
+        cold, warm = rank["warm_up"][architecture]["cold"], rank["warm_up"][architecture]["warm"]
+        assert cold[0] == warm[0]
+        assert cold[1] == warm[1]
+        assert cold[4] == warm[4]
+        assert all(np.array_equal(cold[2][name], warm[2][name]) for name in cold[2])
+        assert len(cold[3]) == len(warm[3]) > 0
+        assert all(np.array_equal(one, other) for one, other in zip(cold[3], warm[3], strict=True))

@@ -76,7 +76,7 @@ def test_a_training_call_reports_steps_metrics_and_the_seconds_of_all_ranks(grou
     assert [step.applied for step in report.steps] == [True, True]
     assert report.metrics["train/updates_applied_count"] == 2
     assert report.steps[0].metrics["train/kl_loss"] == pytest.approx(0, abs=1e-6)
-    usages = group.take_usage()
+    usages = group.take_usage(next_iteration=1)
     assert [usage.name for usage in usages] == ["actor-0", "actor-1"]
     for usage in usages:
         parts = {"forward", "backward", "optimizer", "train", "train_exchange", "ref_logprob"}

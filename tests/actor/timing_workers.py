@@ -1,14 +1,22 @@
 """What the timing tests run inside spawned workers; imports Megatron."""
 
+import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import train_workers
+from train_support import VOCABULARY
 
 from actor.exchanges import watch_exchanges
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer
+from actor.warm_up import warm_up
+from rlpipe.batching import PackLimits
+from rlpipe.batching.shape_classes import shape_class_packs
 
 
 def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: float) -> dict[str, Any]:
@@ -32,6 +40,31 @@ def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: floa
     found["spans"] = (begin, time.time(), clock.take()[1])
     undo()
     return found
+
+
+def warm_up_leaves_no_trace(rank: int, policy_path: Path, count: int) -> dict[str, Any]:
+    """Weights, optimizer state, metrics and random numbers after one step, with and without a warm-up before it."""
+    limits = PackLimits(budget_tokens=64)
+    packs = [replace(pack, ref_logprobs=pack.rollout_logprobs) for pack in shape_class_packs(limits, VOCABULARY)]
+    own = train_workers.split(train_workers.whole_batch(), [range(4), range(4, 8)])[rank]
+    found = {}
+    for name in ("cold", "warm"):
+        trainer = train_workers.trainer(policy_path, count)
+        if name == "warm":
+            warm_up(trainer, packs, packs, train_workers.POLICY)
+        metrics = trainer.train_step([own], train_workers.POLICY).metrics
+        draws = (random.random(), float(np.random.random()), float(torch.rand(())))
+        state = [tensor.numpy() for tensor in train_workers.masters_and_moments(trainer)]
+        found[name] = (metrics, draws, train_workers.weights(trainer), state, trainer.counts)
+    return found
+
+
+def everything(rank: int, count: int, policies: dict[str, Path], sleep_seconds: float) -> dict[str, Any]:
+    """Of one process."""
+    return {
+        "planted": planted_sleeps(rank, count, policies["dense"], sleep_seconds),
+        "warm_up": {name: warm_up_leaves_no_trace(rank, path, count) for name, path in policies.items()},
+    }
 
 
 def _plant(trainer: Trainer, where: str, seconds: float) -> Any:

@@ -1,4 +1,5 @@
-"""Where the time of a real run went: one small run with a sleep planted in every phase of one iteration."""
+"""Where the time of a real run went: one small run with a sleep planted in every phase of one iteration, a kernel that
+compiles in every training call, and a rank that is slow once."""
 
 import json
 import os
@@ -13,6 +14,7 @@ from rlpipe.iteration import PHASES
 _PROJECT = Path(__file__).parents[2]
 PLANTED_ITERATION = 2
 SLEEP_SECONDS = 0.7
+SLOW_ITERATION = 3
 # Phases that take next to nothing in so small a run, so that the sleep must be missing in the other iterations.
 SHORT_PHASES = ("reward", "old_logprob", "advantage", "pack", "train_other", "tracking")
 PLANTED_PHASES = (*SHORT_PHASES, "rollout", "ref_logprob", "weight_sync", "eval", "checkpoint")
@@ -39,23 +41,26 @@ def run(tmp_path_factory):
         "actor.processes=2",
         "actor.threads=1",
         "checkpoint.interval_iterations=2",
+        f"jit.cache_directory={folder}/kernels",
     ]
+    path = os.pathsep.join([str(Path(__file__).with_name("planted")), str(_PROJECT)])
     program = [sys.executable, str(Path(__file__).with_name("planted_run.py"))]
     process = subprocess.run(
         [*program, str(PLANTED_ITERATION), str(SLEEP_SECONDS), "configs/demo/arithmetic.yaml", *settings],
         cwd=_PROJECT,
-        env={**os.environ, "PYTHONPATH": str(_PROJECT)},
+        env={**os.environ, "PYTHONPATH": path, "RLPIPE_TEST_SLOW_CALL": str(SLOW_ITERATION)},
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert process.returncode == 0, process.stdout + process.stderr
+    (folder / "output").write_text(process.stdout)
     return folder / "small"
 
 
 @pytest.fixture(scope="module")
 def rows(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = _lines(run / "metrics.jsonl")
     return {row["iteration"]: row for row in lines}
 
 
@@ -76,7 +81,7 @@ def test_a_planted_sleep_shows_in_its_phase_and_its_iteration(rows):
 
 
 def test_every_rank_is_on_file_with_its_host(run, rows):
-    ranks = [json.loads(line) for line in (run / "ranks.jsonl").read_text().splitlines()]
+    ranks = _lines(run / "ranks.jsonl")
     assert [(row["iteration"], row["name"]) for row in ranks] == [
         (iteration, f"actor-{rank}") for iteration in (1, 2, 3) for rank in (0, 1)
     ]
@@ -88,3 +93,41 @@ def test_every_rank_is_on_file_with_its_host(run, rows):
         forward = [row["seconds"]["forward"] for row in ranks if row["iteration"] == iteration]
         assert rows[iteration]["ranks/forward_max_seconds"] == pytest.approx(max(forward), abs=1e-5)
         assert rows[iteration]["time/forward_seconds"] == pytest.approx(sum(forward) / 2, abs=1e-5)
+
+
+def test_a_planted_slow_rank_is_named(run, rows):
+    row = rows[SLOW_ITERATION]
+    assert row["ranks/slowest"] == 1
+    assert row["ranks/forward_max_seconds"] >= row["ranks/forward_min_seconds"] + 0.5
+    assert row["ranks/exchange_max_seconds"] >= 0.5
+    ranks = [row for row in _lines(run / "ranks.jsonl") if row["iteration"] == SLOW_ITERATION]
+    assert max(ranks, key=lambda row: row["seconds"]["forward"])["name"] == "actor-1"
+
+
+def test_a_planted_recompiling_kernel_is_named_with_phase_step_and_rank(run, rows):
+    events = [event for event in _lines(run / "logs" / "jit.jsonl") if "planted_kernel" in event.get("name", "")]
+    assert [(event["iteration"], event["rank"]) for event in events] == [
+        (iteration, rank) for iteration in (1, 2, 3) for rank in (0, 1)
+    ]
+    for event in events:
+        assert event["step"] == event["iteration"]
+        assert event["kind"] == "dynamo" and not event["cache_hit"] and event["seconds"] > 0
+    assert [rows[iteration]["perf/jit_alarms"] for iteration in (1, 2, 3)] == [0, 2, 2]
+    output = (run.parent / "output").read_text()
+    for rank in (0, 1):
+        assert f"warning: actor-{rank}: dynamo compiled _plant.<locals>.planted_kernel" in output
+    for iteration in (1, 2, 3):
+        row = rows[iteration]
+        assert row["perf/jit_compiles"] >= 2
+        assert 0 < row["perf/jit_seconds"] < row["time/step_seconds"]
+        without = row["time/step_seconds"] - row["perf/jit_seconds"]
+        assert row["perf/step_excluding_jit_seconds"] == pytest.approx(without)
+
+
+def test_cache_directories_are_set_before_workers_import_anything(run):
+    (triton,) = (run.parent / "kernels").glob("torch*-cpu-*/triton")
+    assert triton.is_dir()
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,40 @@
+"""Classes of pack shapes: what the warm-up runs, and length buckets."""
+
+import numpy as np
+import pytest
+from test_batching_packs import sample_of
+
+from rlpipe.batching import PackLimits, pack_for_training
+from rlpipe.batching.shape_classes import shape_class_packs
+from rlpipe.config.actor import ActorConfig
+
+
+def test_warm_up_packs_have_one_two_three_and_many_sequences_and_every_length_class():
+    packs = shape_class_packs(PackLimits(budget_tokens=16384), vocabulary=50)
+    assert [len(pack.sample_ids) for pack in packs] == [16, 16, 16, 16, 1, 2, 3]
+    assert [pack.padded_tokens for pack in packs] == [16384, 8192, 4096, 2048, 2048, 2048, 2046]
+    assert [type(pack.max_seqlen_tokens) for pack in packs] == [int] * 7
+    assert len(np.unique(packs[0].token_ids)) == 50
+    for pack in packs:
+        assert pack.loss_weights.sum() == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("budget", [8, 48, 8192])
+def test_warm_up_packs_fit_the_layout(budget):
+    limits = PackLimits(budget, sequence_multiple=4, pack_multiple=8)
+    packs = shape_class_packs(limits, vocabulary=10)
+    assert {len(pack.sample_ids) for pack in packs} >= {1, 2}
+    for pack in packs:
+        assert 0 < pack.padded_tokens <= budget
+        assert pack.padded_tokens % 8 == 0
+        assert all(length % 4 == 0 for length in np.diff(pack.cu_seqlens_padded))
+
+
+def test_packs_are_padded_to_buckets_of_length():
+    actor = ActorConfig(max_tokens_per_gpu=100, pack_bucket_tokens=32, processes=2, parallel={"context": 2})
+    limits = PackLimits.training(actor)
+    assert (limits.pack_multiple, limits.capacity_tokens) == (32, 192)
+    samples = [sample_of(str(index), "1", 3, length) for index, length in enumerate((50, 9, 30, 7))]
+    packs = pack_for_training(samples, limits, data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    lengths = {pack.padded_tokens for step in packs.ranks[0] for pack in step}
+    assert lengths == {128}
