@@ -1,7 +1,6 @@
 """Whole runs by the command line: real Ray, SGLang and Megatron-core on a CPU; exact resume; nothing left behind."""
 
 import os
-import shutil
 import signal
 import time
 import uuid
@@ -71,11 +70,9 @@ def test_a_second_run_of_the_same_name_is_refused(four):
     assert "already holds a run: continue it with --resume, replace it with --overwrite" in output
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
-def test_interrupted_runs_leave_no_process_and_no_shared_memory(four, tmp_path):
-    folder, _ = four
-    shutil.copytree(folder / "policy", tmp_path / "policy")
-    shutil.copytree(folder / "task", tmp_path / "task")
+def test_interrupted_runs_leave_no_process_and_no_shared_memory(tmp_path):
     before = set(os.listdir("/dev/shm"))
     mark = uuid.uuid4().hex
     process = start_command("train", *run_arguments(tmp_path, "run.iterations=1000"), mark=mark)
