@@ -10,13 +10,12 @@ A grader is a plain function `(response: str, label: str, **options) -> Reward`.
 - `facts` (mapping): all of the above, for graders that call other graders.
 """
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
+from rlpipe.dotted import named_function
 from rlpipe.errors import ConfigError
 from rlpipe.sample import Reward, Sample, Status
 
@@ -90,25 +89,8 @@ def facts_of(sample: Sample) -> dict[str, object]:
 @cache
 def find_grader(name: str) -> Grader:
     """The function behind a registered name or a dotted path. Raises ConfigError with what is wrong."""
-    path = GRADERS.get(name, name)
-    if ":" not in path:
-        raise ConfigError(
-            f"unknown grader {name!r}: use one of {', '.join(sorted(GRADERS))}, or package.module:function"
-        )
-    grader = _function(path)
-    if not callable(grader):
-        raise ConfigError(f"grader {name!r} is a {type(grader).__name__}, not a function")
+    grader: Grader = named_function(name, GRADERS, "grader")
     return grader
-
-
-def _function(path: str) -> Any:
-    module_name, _, function_name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), function_name)
-    except ImportError as error:
-        raise ConfigError(f"grader {path!r}: cannot import {module_name!r} ({error}); mend the dotted path") from error
-    except AttributeError:
-        raise ConfigError(f"grader {path!r}: module {module_name!r} has no {function_name!r}") from None
 
 
 def check_grader(name: str, options: Mapping[str, object]) -> None:
@@ -124,7 +106,7 @@ def check_grader(name: str, options: Mapping[str, object]) -> None:
             "with (response, label, **options)"
         ) from None
     if name in _OPTION_CHECKS:
-        _function(_OPTION_CHECKS[name])(**options)
+        named_function(name, _OPTION_CHECKS, "options of grader")(**options)
 
 
 @cache

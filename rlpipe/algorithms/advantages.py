@@ -1,6 +1,5 @@
 """Advantage functions: from scores and groups to one number per response. Chosen by name, numpy only."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.dotted import named_function
 from rlpipe.errors import ConfigError
 
 Scores = NDArray[np.float64]
@@ -66,18 +66,11 @@ def advantage_function(name: str) -> AdvantageFunction:
     Raises ConfigError for a name that is not known, a path that cannot be imported, and a function that does not take
     exactly `(batch, config)`.
     """
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
-        raise ConfigError(f"algorithm.advantage '{name}' is unknown: use one of {', '.join(advantage_names())}")
+    function: AdvantageFunction = named_function(name, _REGISTRY, "algorithm.advantage")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
         inspect.signature(function).bind(None, None)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"algorithm.advantage '{name}' is not a function of (batch, config) that can be imported: {error}"
-        ) from error
+    except TypeError as error:
+        raise ConfigError(f"algorithm.advantage {name!r} is not a function of (batch, config): {error}") from None
     return function
 
 

@@ -1,9 +1,9 @@
 """Which finished groups are trained. Chosen by name, or your own."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
+from rlpipe.dotted import named_function
 from rlpipe.errors import ConfigError
 from rlpipe.sample import Sample, Status
 
@@ -28,7 +28,7 @@ FILTERS: Mapping[str, GroupFilter] = {"equal_rewards": equal_rewards, "truncated
 
 def group_filters(names: Sequence[str]) -> tuple[GroupFilter, ...]:
     """The filters of these names or paths. Raises ConfigError for one that is unknown, or not a function of a group."""
-    return tuple(FILTERS.get(name) or _imported(name) for name in names)
+    return tuple(_group_filter(name) for name in names)
 
 
 def drop_reason(samples: Sequence[Sample], filters: Sequence[GroupFilter]) -> str | None:
@@ -39,15 +39,10 @@ def drop_reason(samples: Sequence[Sample], filters: Sequence[GroupFilter]) -> st
     return next((reason for one in filters if (reason := one(usable))), None)
 
 
-def _imported(path: str) -> GroupFilter:
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"rollout.filters: '{path}' is unknown: use {', '.join(FILTERS)}, or package.module:function")
+def _group_filter(name: str) -> GroupFilter:
+    function: GroupFilter = named_function(name, FILTERS, "rollout.filters")
     try:
-        function: GroupFilter = getattr(importlib.import_module(module_name), name)
         inspect.signature(function).bind(())
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"rollout.filters: '{path}' is not a function of a group's samples that can be imported: {error}"
-        ) from None
+    except TypeError as error:
+        raise ConfigError(f"rollout.filters {name!r} is not a function of a group's samples: {error}") from None
     return function

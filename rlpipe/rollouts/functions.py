@@ -1,11 +1,11 @@
 """Generate functions: how one response comes about. Chosen by name, or your own."""
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from rlpipe.config.rollout import GenerateConfig
+from rlpipe.dotted import named_function
 from rlpipe.errors import ConfigError
 from rlpipe.rollouts.calculator import calculator
 from rlpipe.rollouts.conversation import Conversation
@@ -28,7 +28,7 @@ def generate_function(settings: GenerateConfig) -> GenerateFunction:
     Raises ConfigError for a name that is not known, a path that cannot be imported, and a signature that is not
     `async def function(conversation, **options)`.
     """
-    function = FUNCTIONS.get(settings.function) or _imported(settings.function)
+    function = named_function(settings.function, FUNCTIONS, "rollout.generate.function")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"rollout.generate.function '{settings.function}' is not an `async def` function")
     try:
@@ -39,17 +39,3 @@ def generate_function(settings: GenerateConfig) -> GenerateFunction:
             f"{sorted(settings.options)}: {error}"
         ) from None
     return partial(function, **settings.options)
-
-
-def _imported(path: str) -> Callable[..., Awaitable[None]]:
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(
-            f"rollout.generate.function '{path}' is unknown: use one of {', '.join(FUNCTIONS)}, or "
-            "package.module:function"
-        )
-    try:
-        function: Callable[..., Awaitable[None]] = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"rollout.generate.function '{path}' cannot be imported: {error}") from None
-    return function

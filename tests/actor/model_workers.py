@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -38,6 +39,25 @@ from rlpipe.errors import ActorError, ModelError
 from rlpipe.pack import Pack
 
 
+def _each_layout(
+    count: int,
+    layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]],
+    work: Callable[[tuple[str, str], Path, ActorConfig], Any],
+) -> dict[tuple[str, str], Any]:
+    """(model, layout) -> what `work` returns for it, or a traceback."""
+    results: dict[tuple[str, str], Any] = {}
+    for layout, (options, paths) in layouts.items():
+        actor = ActorConfig(processes=count, dtype="float32", **options)
+        start_model_parallel(actor, seed=1)
+        for model, path in paths.items():
+            try:
+                results[model, layout] = work((model, layout), path, actor)
+            except Exception:
+                results[model, layout] = traceback.format_exc()
+        parallel_state.destroy_model_parallel()
+    return results
+
+
 def train_layouts(
     rank: int, count: int, layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]], steps: list[list[Pack]]
 ) -> dict[tuple[str, str], Any]:
@@ -46,17 +66,7 @@ def train_layouts(
     (model, layout) -> [(loss, gradient norm)] or a traceback. Process groups are made once per layout: they cost more
     than training.
     """
-    results: dict[tuple[str, str], Any] = {}
-    for layout, (options, paths) in layouts.items():
-        actor = ActorConfig(processes=count, dtype="float32", **options)
-        start_model_parallel(actor, seed=1)
-        for model, path in paths.items():
-            try:
-                results[model, layout] = _train(path, actor, steps)
-            except Exception:
-                results[model, layout] = traceback.format_exc()
-        parallel_state.destroy_model_parallel()
-    return results
+    return _each_layout(count, layouts, lambda _, path, actor: _train(path, actor, steps))
 
 
 def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, float]]:
@@ -110,17 +120,7 @@ def exchange_weights(
     (model, layout) -> (bytes read, exported names, whether all tensors are the checkpoint's) or a traceback; the saved
     folder is `output / layout / model`.
     """
-    results: dict[tuple[str, str], Any] = {}
-    for layout, (options, paths) in layouts.items():
-        actor = ActorConfig(processes=count, dtype="float32", **options)
-        start_model_parallel(actor, seed=1)
-        for model, path in paths.items():
-            try:
-                results[model, layout] = _exchange(path, actor, output / layout / model)
-            except Exception:
-                results[model, layout] = traceback.format_exc()
-        parallel_state.destroy_model_parallel()
-    return results
+    return _each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
 
 
 def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[str], bool]:
@@ -164,17 +164,7 @@ def gradients_of_layouts(
 
     Only layouts whose data-parallel size is 1.
     """
-    results: dict[tuple[str, str], Any] = {}
-    for layout, (options, paths) in layouts.items():
-        actor = ActorConfig(processes=count, dtype="float32", **options)
-        start_model_parallel(actor, seed=1)
-        for model, path in paths.items():
-            try:
-                results[model, layout] = _gradients(path, actor, pack)
-            except Exception:
-                results[model, layout] = traceback.format_exc()
-        parallel_state.destroy_model_parallel()
-    return results
+    return _each_layout(count, layouts, lambda _, path, actor: _gradients(path, actor, pack))
 
 
 def _gradients(path: Path, actor: ActorConfig, pack: Pack) -> dict[str, NDArray[np.float32]]:

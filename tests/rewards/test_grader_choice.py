@@ -47,7 +47,7 @@ def test_a_grader_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("mth", {}, "unknown grader 'mth': use one of code, "),
+        ("mth", {}, "grader 'mth' is unknown: use one of code, "),
         ("no_such_module:grader", {}, "cannot import 'no_such_module'"),
         ("misbehaving:no_such_function", {}, "has no 'no_such_function'"),
         ("misbehaving:__name__", {}, "is a str, not a function"),

@@ -87,6 +87,9 @@ def needs_three(batch, config, more):
 
 def test_an_advantage_function_of_your_own_by_dotted_path():
     assert advantage_function(f"{__name__}:own_advantage") is own_advantage
-    for path in (f"{__name__}:needs_three", f"{__name__}:absent", "no.such.module:f"):
-        with pytest.raises(ConfigError, match=r"is not a function of \(batch, config\)"):
-            advantage_function(path)
+    with pytest.raises(ConfigError, match=r"is not a function of \(batch, config\)"):
+        advantage_function(f"{__name__}:needs_three")
+    with pytest.raises(ConfigError, match="has no 'absent'"):
+        advantage_function(f"{__name__}:absent")
+    with pytest.raises(ConfigError, match=r"cannot import 'no.such.module'"):
+        advantage_function("no.such.module:f")

@@ -120,8 +120,8 @@ def test_the_calculator_knows_arithmetic_and_nothing_else(expression, value):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"function": "two_turns"}, "'two_turns' is unknown: use one of single_turn, calculator"),
-        ({"function": "no_such_module:f"}, "cannot be imported"),
+        ({"function": "two_turns"}, "'two_turns' is unknown: use one of calculator, single_turn"),
+        ({"function": "no_such_module:f"}, "cannot import 'no_such_module'"),
         ({"function": "math:sqrt"}, "is not an `async def` function"),
         ({"function": "calculator", "options": {"calls": 3}}, r"with the options \['calls'\]"),
     ],
