@@ -21,6 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+dashboards = typer.Typer(help="Dashboards as code.", no_args_is_help=True)
+app.add_typer(dashboards, name="dashboard")
+
 _INTERRUPTED = 130
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration.")]
@@ -89,10 +92,24 @@ def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = Fal
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")], debug: Debug = False) -> None:
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    table: Annotated[
+        bool, typer.Option("--table", help="Print speeds by iteration, over a window and in all instead.")
+    ] = False,
+    skip: Annotated[int, typer.Option(help="Last iteration that counts as warm-up in the table.")] = 1,
+    window: Annotated[int, typer.Option(min=1, help="Iterations of the table's window.")] = 10,
+    debug: Debug = False,
+) -> None:
     """Draw a run: report.png and report.html in its folder."""
     with one_sentence(debug):
-        _show_report(run_dir)
+        if not table:
+            _show_report(run_dir)
+            return
+        from rlpipe.report.history import read_history
+        from rlpipe.report.table import performance_table
+
+        typer.echo(performance_table(read_history(run_dir), skip, window))
 
 
 @app.command("config")
@@ -136,6 +153,21 @@ def launch(
             typer.echo(prepared.script(), nl=False)
             return
         raise typer.Exit(prepared.run())
+
+
+@dashboards.command("wandb")
+def wandb_dashboard(
+    entity: Annotated[str, typer.Option(help="User or team in Weights & Biases.")] = "",
+    project: Annotated[str, typer.Option(help="Its project.")] = "rlpipe",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and send nothing.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make a workspace with the panels of time, speed, ranks, compilation and learning."""
+    with one_sentence(debug):
+        from rlpipe.dashboard.wandb import as_json, create, workspace
+
+        view = workspace(entity, project)
+        typer.echo(as_json(view) if dry_run else create(view))
 
 
 def main() -> None:

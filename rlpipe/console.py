@@ -21,7 +21,7 @@ _COLUMNS = (
     ("sync s", "time/weight_sync_seconds", "6.2f"),
     ("step s", "time/step_seconds", "6.2f"),
     ("rollout tok/s", "perf/rollout_tokens_per_second", "13,.0f"),
-    ("train tok/s", "perf/trained_tokens_per_second", "11,.0f"),
+    ("train tok/s", "perf/actor_tokens_per_second", "11,.0f"),
 )
 _HEADER_EVERY_ROWS = 20
 _SAY_EVERY_SECONDS = 15.0

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rlpipe.console import Console
 from rlpipe.interrupts import raise_if_requested
-from rlpipe.phases import PhaseClock
+from rlpipe.phases import PhaseClock, Span
 from rlpipe.tracking.trackers import Trackers
 
 PHASES = (
@@ -58,6 +58,11 @@ class IterationRecord:
     def seconds(self, *phases: str) -> float:
         """Seconds so far of the given phases together."""
         return sum(self._clock.seconds.get(phase, 0.0) for phase in phases)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The phases that are over, as they followed each other; `split` divides none of them."""
+        return tuple(self._clock.spans)
 
     def split(self, phase: str, parts: Mapping[str, float], rest: str) -> None:
         """Divide the seconds of `phase` into `parts` as its workers measured them, and `rest`."""

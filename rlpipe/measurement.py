@@ -8,14 +8,16 @@ from actor.report import RankUsage, Spread
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.console import Console
+from rlpipe.efficiency import rollout_rate_per_gpu, training_metrics
 from rlpipe.iteration import IterationRecord
 from rlpipe.jit_monitor import JitReport, jit_metrics, refuse_alarms
 from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
-from rlpipe.summaries import training_metrics
+from rlpipe.trace import write_trace
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
     from rollout.pool import RolloutPool
+    from rollout.requests import EngineRecord
 
 _COMPUTE = ("forward", "backward", "optimizer", "ref_logprob", "old_logprob")
 # Name in the metrics, and in a rank's report where exchanges have the name of the call that they are part of.
@@ -42,8 +44,7 @@ class Measurement:
         self._console = console
         for path in (directory.ranks, directory.jit_events):
             drop_rows_from(path, first_iteration)
-        usages = actor.take_usage(first_iteration)
-        engines = pool.take_records(first_iteration - 1) if pool else ()
+        usages, engines = self._take(first_iteration - 1)
         self._write_events(first_iteration - 1, [*(one.jit for one in usages), *(one.jit for one in engines)])
 
     def finish(self, record: IterationRecord, packs: TrainingPacks) -> None:
@@ -51,13 +52,23 @@ class Measurement:
 
         Raises JitError for a compilation after warm-up where `jit.after_warmup` says so.
         """
-        usages = self._actor.take_usage(record.number + 1)
-        engines = self._pool.take_records(record.number) if self._pool else ()
+        usages, engines = self._take(record.number)
         record.split("train", training_parts(usages), rest="train_other")
         record.add(rank_metrics(usages))
-        record.add(training_metrics(record, self._config, packs))
+        record.add(training_metrics(record, self._config, packs, usages))
+        record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)
+        if record.number in self._config.trace.iterations:
+            workers = {f"engine-{one.engine} ({one.host})": one.spans for one in engines}
+            workers |= {f"{one.name} ({one.host})": one.spans for one in usages}
+            write_trace(self._directory.trace(record.number), {"driver": record.spans} | workers)
         self._judge(record, [*(one.jit for one in usages), *(one.jit for one in engines)])
+
+    def _take(self, iteration: int) -> tuple[Sequence[RankUsage], Sequence["EngineRecord"]]:
+        """What all workers did in `iteration`; they are told whether a trace of the next one is wanted."""
+        keep_spans = iteration + 1 in self._config.trace.iterations
+        usages = self._actor.take_usage(iteration + 1, keep_spans)
+        return usages, self._pool.take_records(iteration, keep_spans) if self._pool else ()
 
     def _judge(self, record: IterationRecord, reports: Sequence[JitReport]) -> None:
         record.add(jit_metrics(reports))

@@ -16,10 +16,12 @@ class Span:
 
 
 class PhaseClock:
-    """Adds up the seconds of named phases. Phases do not nest: time belongs to exactly one of them."""
+    """Adds up the seconds of named phases, and keeps `spans` of them. Phases do not nest: time belongs to exactly one
+    of them."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
         self._open: str | None = None
 
     @contextmanager
@@ -27,12 +29,14 @@ class PhaseClock:
         if self._open is not None:
             raise RuntimeError(f"phase {name!r} starts inside phase {self._open!r}; phases do not nest")
         self._open = name
-        start = time.perf_counter()
+        wall, start = time.time(), time.perf_counter()
         try:
             yield
         finally:
             self._open = None
-            self.add(name, time.perf_counter() - start)
+            elapsed = time.perf_counter() - start
+            self.add(name, elapsed)
+            self.spans.append(Span(name, wall, elapsed))
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds

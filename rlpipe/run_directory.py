@@ -41,6 +41,9 @@ class RunDirectory:
     def ranks(self) -> Path:
         return self.path / "ranks.jsonl"
 
+    def trace(self, iteration: int) -> Path:
+        return self.path / "traces" / f"iteration_{iteration:06d}.json"
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

@@ -142,6 +142,9 @@ class ActorConfig(Section):
     max_skipped_updates: int = Field(3, ge=1)
     """Consecutive skipped updates (non-finite loss or gradient) after which the run stops."""
 
+    peak_tflops: float | None = Field(None, gt=0)
+    """Dense bf16 TFLOP/s of one device, for MFU and HFU; by the device's name when empty."""
+
     threads: int = Field(1, ge=1)
     """CPU threads of each process, at most as many as there are cores."""
 

@@ -21,6 +21,7 @@ from rlpipe.config.run import (
     WeightSyncConfig,
 )
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
+from rlpipe.config.trace import TraceConfig
 
 
 class Config(Section):
@@ -42,6 +43,7 @@ class Config(Section):
     actor: ActorConfig = ActorConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     jit: JitConfig = JitConfig()
+    trace: TraceConfig = TraceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     ray: RayConfig = RayConfig()

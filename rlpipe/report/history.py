@@ -12,12 +12,17 @@ Series = tuple[list[int], list[float]]
 
 @dataclass(frozen=True)
 class History:
-    """Rows in order of iteration; row 0, where it exists, is the evaluation before training."""
+    """Rows in order of iteration; row 0, where it exists, is the evaluation before training.
+
+    ranks: each training process in each iteration. jit_events: what compiled where.
+    """
 
     name: str
     rows: tuple[dict[str, Any], ...]
     samples: tuple[dict[str, Any], ...]
     config_yaml: str
+    ranks: tuple[dict[str, Any], ...] = ()
+    jit_events: tuple[dict[str, Any], ...] = ()
 
     def series(self, metric: str) -> Series:
         """Iterations and values of a metric, where it was logged."""
@@ -46,4 +51,11 @@ def read_history(folder: Path) -> History:
     if not rows:
         raise DataError(f"{folder}: the run has no finished iteration yet")
     samples = read_json_lines(directory.samples)
-    return History(folder.name, tuple(rows), tuple(samples), directory.config.read_text())
+    return History(
+        folder.name,
+        tuple(rows),
+        tuple(samples),
+        directory.config.read_text(),
+        tuple(read_json_lines(directory.ranks)),
+        tuple(read_json_lines(directory.jit_events)),
+    )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.utils.tensorboard import SummaryWriter
 
+from rlpipe.dashboard.tensorboard import custom_scalars
 from rlpipe.run_directory import RunDirectory
 from rlpipe.tracking.tracker import SampleRow
 
@@ -14,6 +15,7 @@ class TensorBoard:
     def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
         # purge_step hides what an interrupted run wrote for iterations that are made again.
         self._writer = SummaryWriter(str(directory.path / "tensorboard"), purge_step=first_iteration)
+        self._writer.add_custom_scalars(custom_scalars())
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from rlpipe.iteration import PHASES
+from rlpipe.cli import app
+from rlpipe.iteration import PHASES, TRAINING_PARTS
 
 _PROJECT = Path(__file__).parents[2]
 PLANTED_ITERATION = 2
 SLEEP_SECONDS = 0.7
 SLOW_ITERATION = 3
+PEAK_TFLOPS = 0.5
 # Phases that take next to nothing in so small a run, so that the sleep must be missing in the other iterations.
 SHORT_PHASES = ("reward", "old_logprob", "advantage", "pack", "train_other", "tracking")
 PLANTED_PHASES = (*SHORT_PHASES, "rollout", "ref_logprob", "weight_sync", "eval", "checkpoint")
@@ -40,7 +43,9 @@ def run(tmp_path_factory):
         "algorithm.kl.coefficient=0.01",
         "actor.processes=2",
         "actor.threads=1",
+        f"actor.peak_tflops={PEAK_TFLOPS}",
         "checkpoint.interval_iterations=2",
+        "trace.iterations=[3]",
         f"jit.cache_directory={folder}/kernels",
     ]
     path = os.pathsep.join([str(Path(__file__).with_name("planted")), str(_PROJECT)])
@@ -110,7 +115,7 @@ def test_a_planted_recompiling_kernel_is_named_with_phase_step_and_rank(run, row
         (iteration, rank) for iteration in (1, 2, 3) for rank in (0, 1)
     ]
     for event in events:
-        assert event["step"] == event["iteration"]
+        assert (event["step"], event["phase"]) == (event["iteration"], "forward")
         assert event["kind"] == "dynamo" and not event["cache_hit"] and event["seconds"] > 0
     assert [rows[iteration]["perf/jit_alarms"] for iteration in (1, 2, 3)] == [0, 2, 2]
     output = (run.parent / "output").read_text()
@@ -124,9 +129,47 @@ def test_a_planted_recompiling_kernel_is_named_with_phase_step_and_rank(run, row
         assert row["perf/step_excluding_jit_seconds"] == pytest.approx(without)
 
 
+def test_rates_are_tokens_and_flops_over_the_seconds_of_the_same_iteration(rows):
+    for iteration in (1, 2, 3):
+        row = rows[iteration]
+        seconds = sum(row[f"time/{part}_seconds"] for part in TRAINING_PARTS)
+        assert row["perf/actor_train_seconds"] == pytest.approx(seconds)
+        assert row["perf/actor_tokens_per_second"] == pytest.approx(row["perf/trained_tokens"] / seconds)
+        assert row["perf/actor_tokens_per_gpu_per_second"] == pytest.approx(row["perf/actor_tokens_per_second"] / 2)
+        assert row["perf/actor_train_mfu"] == pytest.approx(row["perf/actor_train_tflops_per_gpu"] / PEAK_TFLOPS)
+        assert row["perf/actor_train_hfu"] > row["perf/actor_train_mfu"]
+        assert row["perf/actor_train_mfu_excluding_jit"] > row["perf/actor_train_mfu"]
+
+
+def test_the_comparison_table_comes_out_of_one_command(run):
+    result = CliRunner().invoke(app, ["report", str(run), "--table", "--window", "1"])
+    assert result.exit_code == 0, result.output
+    printed = result.output.splitlines()
+    assert printed[0].split()[-1] == "HFU"
+    assert [line.split()[0] for line in printed[1:4]] == ["[1]", "2", "3"]
+    assert printed[4].split()[:2] == ["last", "1"] and printed[5].split()[:2] == ["all", "2"]
+    assert printed[4].split()[2:] == printed[3].split()[1:]
+
+
 def test_cache_directories_are_set_before_workers_import_anything(run):
     (triton,) = (run.parent / "kernels").glob("torch*-cpu-*/triton")
     assert triton.is_dir()
+
+
+def test_the_trace_of_a_chosen_iteration_shows_all_roles(run):
+    assert [path.name for path in (run / "traces").iterdir()] == ["iteration_000003.json"]
+    events = json.loads((run / "traces" / "iteration_000003.json").read_text())["traceEvents"]
+    workers = {event["pid"]: event["args"]["name"].split()[0] for event in events if event["name"] == "process_name"}
+    assert list(workers.values()) == ["driver", "engine-0", "actor-0", "actor-1"]
+    found = {name: set() for name in workers.values()}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            found[workers[event["pid"]]].add(event["name"])
+    assert {"rollout", "train", "weight_sync"} <= found["driver"]
+    assert {"generate", "weight_sync"} <= found["engine-0"]
+    assert {"train", "forward", "backward", "optimizer", "exchange", "ref_logprob"} <= found["actor-1"]
+    assert "weight_sync" in found["actor-0"]
 
 
 def _lines(path):

@@ -24,16 +24,18 @@ def _plant(trainer_module: Any) -> None:
 
     def planted_train(self: Any, *args: Any) -> Any:
         call = next(calls)
+        slow = call + 1 == slow_call and torch.distributed.get_rank() == 1
+        hook = self.policy[0].register_forward_pre_hook(lambda *_: in_forward(call, slow))
+        try:
+            return train(self, *args)
+        finally:
+            hook.remove()
+
+    def in_forward(call: int, slow: bool) -> None:
+        time.sleep(0.7 if slow else 0.0)
         # The CPU stand-ins of Megatron switch compiling off.
         with torch._dynamo.config.patch(specialize_float=True), torch.compiler.set_stance("default"):
             compiled(torch.ones(2), 1.5 + call)
-        if call + 1 == slow_call and torch.distributed.get_rank() == 1:
-            hook = self.policy[0].register_forward_pre_hook(lambda *_: time.sleep(0.7))
-            try:
-                return train(self, *args)
-            finally:
-                hook.remove()
-        return train(self, *args)
 
     import torch._dynamo
 

@@ -1,0 +1,99 @@
+"""Tokens, FLOPs and their shares of the device's peak, for one iteration's training, from real lengths."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from actor.report import RankUsage
+from rlpipe.batching import TrainingPacks
+from rlpipe.config.root import Config
+from rlpipe.flops import (
+    KernelWork,
+    ModelShape,
+    Recompute,
+    hardware_flops,
+    load_model_shape,
+    model_flops,
+    tflops_per_gpu,
+    utilization,
+)
+from rlpipe.iteration import TRAINING_PARTS, IterationRecord
+from rlpipe.jit_monitor.metrics import slowest_seconds
+from rlpipe.peaks import peak_bf16_tflops
+
+_CALL_PHASES = ("train", "forward", "backward", "optimizer")
+_TRAIN_PHASES = ("ref_logprob", "old_logprob", "advantage", "pack", *TRAINING_PARTS)
+_CHUNK_TOKENS = 64  # of FLA's and FlashQLA's delta rule
+
+
+def training_metrics(
+    record: IterationRecord, config: Config, packs: TrainingPacks, usages: Sequence[RankUsage]
+) -> dict[str, float]:
+    """Speed of training. Call when the phase `train` is divided.
+
+    Model FLOPs count causal attention half and no recomputation, as both Megatrons do; they are divided by the training
+    call and the actor's processes, never by rollout devices. MFU and HFU are there where the peak is known.
+    """
+    shape = load_model_shape(config.model.path)
+    lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
+    flops = model_flops(shape, lengths, include_mtp=config.actor.train_mtp)
+    tokens, processes, seconds = sum(lengths), config.actor.processes, record.seconds(*TRAINING_PARTS)
+    metrics = {
+        "perf/trained_tokens": float(tokens),
+        "perf/actor_train_seconds": seconds,
+        "perf/train_seconds": record.seconds(*_TRAIN_PHASES),
+        "perf/actor_tokens_per_second": tokens / seconds,
+        "perf/actor_tokens_per_gpu_per_second": tokens / seconds / processes,
+        "perf/actor_train_tflops_per_gpu": tflops_per_gpu(flops.train, seconds, processes),
+    }
+    passes = record.seconds("ref_logprob")
+    if config.algorithm.kl.coefficient > 0 and passes:
+        metrics["perf/ref_logprob_tflops_per_gpu"] = tflops_per_gpu(flops.logprob, passes, processes)
+    device = usages[0].device_name
+    peak = peak_bf16_tflops(device, config.actor.peak_tflops) if device or config.actor.peak_tflops else None
+    if peak is None:
+        return metrics
+    executed = executed_flops(shape, config, packs, on_gpu=bool(device))
+    without_jit = max(1e-9, seconds - slowest_seconds([usage.jit for usage in usages], _CALL_PHASES))
+    rates = {
+        "perf/actor_train_mfu": utilization(flops.train, seconds, processes, peak),
+        "perf/actor_train_mfu_excluding_jit": utilization(flops.train, without_jit, processes, peak),
+        "perf/actor_train_hfu": utilization(executed, seconds, processes, peak),
+    }
+    return metrics | {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def rollout_rate_per_gpu(record: IterationRecord, config: Config) -> dict[str, float]:
+    """The rate of the rollout phase over the devices of all engines; {} where nothing was rolled out."""
+    rate = record.metrics.get("perf/rollout_tokens_per_second")
+    devices = config.rollout.engines * config.rollout.engine.tensor_parallel
+    return {} if rate is None else {"perf/rollout_tokens_per_gpu_per_second": rate / devices}
+
+
+def executed_flops(shape: ModelShape, config: Config, packs: TrainingPacks, on_gpu: bool) -> int:
+    """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice.
+
+    The head computes its logits again in the backward pass on every device; FlashAttention and the chunked delta rule
+    of the GPU kernels do as their authors describe.
+    """
+    recompute = config.actor.recompute
+    backend = config.actor.gdn_backend
+    chunked = on_gpu and backend != "torch"
+    lengths = [
+        int(length)
+        for rank in packs.ranks
+        for step in rank
+        for pack in step
+        for length in np.diff(pack.cu_seqlens_padded)
+    ]
+    return hardware_flops(
+        shape,
+        lengths,
+        Recompute(recompute.granularity, frozenset(recompute.modules)),
+        KernelWork(
+            flash_attention=on_gpu,
+            delta_rule_chunk_tokens=_CHUNK_TOKENS if chunked else None,
+            head_recompute=True,
+        ),
+        include_mtp=config.actor.train_mtp,
+    )
