@@ -28,7 +28,6 @@ class _Shard:
 
     first: int
     columns: int
-    temperature: float
     chunk_tokens: int
     group: dist.ProcessGroup | None
 
@@ -37,9 +36,10 @@ class _Shard:
             dist.all_reduce(values, op=op, group=self.group)
         return values
 
-    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Float32 [chunk, columns], temperature applied; padding of the vocabulary is cut off."""
-        return (hidden @ weight[: self.columns].t()).float() / self.temperature
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
+        """Float32 [chunk, columns], temperatures applied; padding of the vocabulary is cut off."""
+        logits = (hidden @ weight[: self.columns].t()).float()
+        return logits if temperatures is None else logits.div_(temperatures[:, None])
 
     def local_targets(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(column of each target, 1.0 where this rank has it)."""
@@ -54,7 +54,7 @@ def response_logprobs(
     targets: torch.Tensor,
     *,
     vocab_size: int,
-    temperature: float = 1.0,
+    temperatures: torch.Tensor | None = None,
     chunk_tokens: int = 1024,
     rows: torch.Tensor | None = None,
     with_entropy: bool = False,
@@ -62,12 +62,14 @@ def response_logprobs(
     sequence_parallel: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> TokenScores:
-    """Natural log-probability of `targets[i]` under softmax(hidden[i] @ weight.T / temperature), and its entropy.
+    """Natural log-probability of `targets[i]` under softmax(hidden[i] @ weight.T / temperatures[i]), and its
+    entropy.
 
     hidden: [t, 1, h] or [t, h]; under sequence parallelism this rank's slice of the t tokens, gathered here.
     weight: [padded vocabulary / TP, h]. targets: int64 [t]. vocab_size: the real vocabulary; padded rows get no
-    probability. rows: int64 positions to compute; the others are 0 and get no gradient. All TP ranks get the same
-    values; the hidden states' gradient is summed over them. group: the TP group, Megatron's own by default.
+    probability. temperatures: float32 [t], 1 when left out. rows: int64 positions to compute; the others are 0 and get
+    no gradient. All TP ranks get the same values; the hidden states' gradient is summed over them. group: the TP group,
+    Megatron's own by default.
     """
     group = parallel_state.get_tensor_model_parallel_group() if group is None else group
     hidden = hidden.flatten(0, 1) if hidden.dim() == 3 else hidden
@@ -76,10 +78,12 @@ def response_logprobs(
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
     first = group.rank() * weight.shape[0]
     columns = max(0, min(weight.shape[0], vocab_size - first))
-    shard = _Shard(first, columns, temperature, chunk_tokens, group)
+    shard = _Shard(first, columns, chunk_tokens, group)
     chosen = hidden if rows is None else hidden.index_select(0, rows)
     wanted = targets if rows is None else targets.index_select(0, rows)
-    logprobs, entropy = _HeadFunction.apply(chosen, weight, wanted, shard, with_entropy)
+    if temperatures is not None and rows is not None:
+        temperatures = temperatures.index_select(0, rows)
+    logprobs, entropy = _HeadFunction.apply(chosen, weight, wanted, temperatures, shard, with_entropy)
     if not entropy_gradient:
         entropy = entropy.detach()
     if rows is not None:
@@ -94,51 +98,61 @@ class _HeadFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor | None,
+        shard: _Shard,
+        with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [
-            _score_chunk(hidden[start : start + shard.chunk_tokens], weight, part, shard, with_entropy)
-            for start, part in _chunks(targets, shard.chunk_tokens)
+            _score_chunk(
+                shard.logits(hidden[rows], weight, _part(temperatures, rows)), targets[rows], shard, with_entropy
+            )
+            for rows in _chunks(len(targets), shard.chunk_tokens)
         ]
         empty = torch.zeros(3, 0, dtype=torch.float32, device=hidden.device)
         logprobs, entropy, normalizer = torch.cat([empty, *parts], 1).unbind(0)
-        ctx.save_for_backward(hidden, weight, targets, entropy, normalizer)
+        ctx.save_for_backward(hidden, weight, targets, temperatures, entropy, normalizer)
         ctx.shard, ctx.with_entropy = shard, with_entropy
         return logprobs.clone(), entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logprob_gradient, entropy_gradient = gradients
-        hidden, weight, targets, entropy, normalizer = ctx.saved_tensors
+        hidden, weight, targets, temperatures, entropy, normalizer = ctx.saved_tensors
         shard: _Shard = ctx.shard
         hidden_gradient = torch.zeros_like(hidden)
         weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for start, part in _chunks(targets, shard.chunk_tokens):
-            rows = slice(start, start + len(part))
-            logits = shard.logits(hidden[rows], weight)
+        for rows in _chunks(len(targets), shard.chunk_tokens):
+            logits = shard.logits(hidden[rows], weight, _part(temperatures, rows))
             log_p = logits.sub_(normalizer[rows, None])
             p = log_p.exp()
             gradient = p * -logprob_gradient[rows, None]
-            column, here = shard.local_targets(part)
+            column, here = shard.local_targets(targets[rows])
             if shard.columns:
                 gradient.scatter_add_(1, column[:, None], (here * logprob_gradient[rows])[:, None])
             if ctx.with_entropy:
                 gradient -= p.mul_(log_p.add_(entropy[rows, None])).mul_(entropy_gradient[rows, None])
-            gradient = gradient.div_(shard.temperature).to(hidden.dtype)
+            if temperatures is not None:
+                gradient.div_(temperatures[rows, None])
+            gradient = gradient.to(hidden.dtype)
             hidden_gradient[rows] = gradient @ weight[: shard.columns]
             weight_gradient[: shard.columns] += gradient.t() @ hidden[rows]
-        return shard.reduce(hidden_gradient), weight_gradient.to(weight.dtype), None, None, None
+        return shard.reduce(hidden_gradient), weight_gradient.to(weight.dtype), None, None, None, None
 
 
-def _chunks(targets: torch.Tensor, chunk_tokens: int) -> list[tuple[int, torch.Tensor]]:
-    return [(start, targets[start : start + chunk_tokens]) for start in range(0, len(targets), chunk_tokens)]
+def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:
+    return [slice(start, min(start + chunk_tokens, tokens)) for start in range(0, tokens, chunk_tokens)]
 
 
-def _score_chunk(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool
-) -> torch.Tensor:
+def _part(temperatures: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
+    return None if temperatures is None else temperatures[rows]
+
+
+def _score_chunk(logits: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool) -> torch.Tensor:
     """Float32 [3, chunk]: log-probability, entropy (0 unless wanted), log of the softmax's denominator."""
-    logits = shard.logits(hidden, weight)
     lowest = logits.new_full((len(targets),), torch.finfo(torch.float32).min)
     top = shard.reduce(logits.amax(-1) if shard.columns else lowest, dist.ReduceOp.MAX)
     column, here = shard.local_targets(targets)

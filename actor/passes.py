@@ -14,7 +14,6 @@ from actor.head import response_logprobs
 from actor.losses.objective import objective
 from actor.losses.requirements import needs_entropy, needs_reference
 from actor.losses.types import LossOutput
-from actor.models.description import ModelDescription
 from actor.models.policy import head_weight
 from actor.prepared import PreparedPack, loss_inputs, prepare, whole_pack
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -30,11 +29,6 @@ class HeadOptions:
 
     vocab_size: int
     chunk_tokens: int
-    temperature: float
-
-    @classmethod
-    def of(cls, description: ModelDescription, chunk_tokens: int, temperature: float) -> "HeadOptions":
-        return cls(description.vocab_size, chunk_tokens, temperature)
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ def _scores(
         head_weight(chunk),
         prepared.inputs.targets,
         vocab_size=head.vocab_size,
-        temperature=head.temperature,
+        temperatures=prepared.temperatures,
         chunk_tokens=head.chunk_tokens,
         rows=prepared.trained,
         with_entropy=with_entropy,

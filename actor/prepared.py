@@ -16,11 +16,13 @@ from rlpipe.pack import Pack
 
 @dataclass(frozen=True)
 class PreparedPack:
-    """`inputs` are this rank's tokens; `trained` (int64, on the device) numbers those of them that have a target."""
+    """`inputs` are this rank's tokens; `trained` (int64, on the device) numbers those of them that have a target;
+    `temperatures` is float32 [t], or None for 1."""
 
     pack: Pack
     inputs: PackInputs
     trained: Tensor
+    temperatures: Tensor | None
 
     @property
     def device(self) -> torch.device:
@@ -36,7 +38,8 @@ def prepare(pack: Pack, device: torch.device) -> PreparedPack:
     inputs = pack_to_device(pack, device)
     own = inputs.rows[inputs.rows < inputs.pack_tokens]
     trained = np.flatnonzero(pack.loss_mask[own])
-    return PreparedPack(pack, inputs, torch.from_numpy(trained).to(device, non_blocking=True))
+    temperatures = None if pack.temperatures is None else inputs.take(pack.temperatures)
+    return PreparedPack(pack, inputs, torch.from_numpy(trained).to(device, non_blocking=True), temperatures)
 
 
 def whole_pack(values: Tensor, prepared: PreparedPack) -> Tensor:

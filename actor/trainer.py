@@ -44,7 +44,6 @@ class TrainerOptions:
     keep_reference: bool
     actor: ActorConfig
     total_steps: int
-    temperature: float
 
 
 class Trainer:
@@ -91,7 +90,7 @@ class Trainer:
                 norm = self.optimizer.gradient_norm()
             if not math.isfinite(norm):
                 reason = f"the gradient norm is {norm}"
-                culprits = packs_with_bad_gradients(self.chunks, packs, self._head(algorithm), algorithm, self.layout)
+                culprits = packs_with_bad_gradients(self.chunks, packs, self._head, algorithm, self.layout)
         metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
         with self.clock.part("optimizer"):
             if reason is None:
@@ -104,20 +103,19 @@ class Trainer:
         """Gradients of `packs` in place of those that are there, without the exchange that `finish_gradients` ends."""
         with self.clock.part("optimizer"):
             self.optimizer.zero_gradients()
-        return forward_backward(self.chunks, self.layout.filled(packs), self._head(algorithm), algorithm)
+        return forward_backward(self.chunks, self.layout.filled(packs), self._head, algorithm)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""
-        head = HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, self.options.temperature)
         if which == "policy":
-            scored = score_packs(self.chunks, self.layout.filled(packs), head)
+            scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
         elif self.reference is None:
             raise ActorError(
                 "no reference policy is kept: set algorithm.kl.coefficient above 0 or give model.reference_path"
             )
         else:
             with self.reference.swapped_in():
-                scored = score_packs(self.chunks, self.layout.filled(packs), head)
+                scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
         return [
             logprobs[: pack.padded_tokens].float().cpu().numpy() for logprobs, pack in zip(scored, packs, strict=False)
         ]
@@ -132,9 +130,9 @@ class Trainer:
         self.optimizer = self._new_optimizer(options, total_steps)
         self.counts = UpdateCounts()
 
-    def _head(self, algorithm: AlgorithmConfig) -> HeadOptions:
-        temperature = 1.0 if algorithm.loss == "sft" else self.options.temperature
-        return HeadOptions.of(self.description, self.options.actor.logprob_chunk_tokens, temperature)
+    @property
+    def _head(self) -> HeadOptions:
+        return HeadOptions(self.description.vocab_size, self.options.actor.logprob_chunk_tokens)
 
     def _mtp_metric(self) -> dict[str, float]:
         """Loss of the multi-token-prediction layers; {} where this rank trains none."""

@@ -156,5 +156,4 @@ def trainer_options(config: Config) -> TrainerOptions:
         keep_reference=config.algorithm.kl.coefficient > 0 or reference is not None,
         actor=config.actor,
         total_steps=config.run.iterations * config.algorithm.updates_per_iteration,
-        temperature=config.rollout.sampling.temperature,
     )

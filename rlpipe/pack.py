@@ -24,6 +24,7 @@ class Pack:
     advantages: float32 [T]. rollout_logprobs: float32 [T], 0 outside the response.
     old_logprobs, ref_logprobs: float32 [T] or None where that pass is not needed.
     routes: int16 [T, layers, experts per token], experts that tokens are sent to, or None where the router decides.
+    temperatures: float32 [T], by which logits are divided; None means 1.
     cu_seqlens: n + 1 real ends when laid without padding; cu_seqlens_padded: n + 1 ends as laid out.
     sample_ids: the n samples, in order.
     """
@@ -41,6 +42,7 @@ class Pack:
     old_logprobs: NDArray[np.float32] | None = None
     ref_logprobs: NDArray[np.float32] | None = None
     routes: NDArray[np.int16] | None = None
+    temperatures: NDArray[np.float32] | None = None
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:

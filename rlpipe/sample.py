@@ -60,11 +60,11 @@ class Sample:
     """One response of a group.
 
     `loss_mask` and `rollout_logprobs` have one entry per response token; `loss_mask` is 0 for tokens the policy did
-    not choose (tool output). `rollout_logprobs` are natural logarithms under the sampling distribution at
-    temperature 1 of the engine. `group_id` names the prompt occurrence: samples of one group share it and nothing
-    else does. `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is
-    set only by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that
-    the engine chose, where they are replayed: int16 [prompt + response - 1, layers, experts per token].
+    not choose (tool output). `rollout_logprobs` are natural logarithms of the engine's softmax at `temperature`, before
+    top-k and top-p. `group_id` names the prompt occurrence: samples of one group share it and nothing else does.
+    `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is set only
+    by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that the engine chose,
+    where they are replayed: int16 [prompt + response - 1, layers, experts per token].
     """
 
     sample_id: str
@@ -77,6 +77,7 @@ class Sample:
     versions: tuple[VersionSpan, ...]
     status: Status
     engine: int
+    temperature: float = 1.0
     reward: Reward | None = None
     advantage: float | None = None
     token_advantages: tuple[float, ...] | None = None

@@ -50,7 +50,7 @@ class SamplingParameters:
         """Of an evaluation: the stops of training, the temperature of the evaluation."""
         return SamplingParameters(
             max_new_tokens=evaluation.max_response_tokens or config.max_response_tokens,
-            temperature=evaluation.temperature_of(dataset),
+            temperature=evaluation.temperature,
             top_p=evaluation.top_p,
             stop=tuple(config.sampling.stop),
             stop_token_ids=tuple(config.sampling.stop_token_ids),
@@ -59,7 +59,7 @@ class SamplingParameters:
     def _overridden(self, dataset: SamplingOverrides) -> "SamplingParameters":
         return SamplingParameters(
             max_new_tokens=dataset.max_response_tokens or self.max_new_tokens,
-            temperature=self.temperature,
+            temperature=self.temperature if dataset.temperature is None else dataset.temperature,
             top_p=self.top_p if dataset.top_p is None else dataset.top_p,
             top_k=self.top_k if dataset.top_k is None else dataset.top_k,
             stop=self.stop if dataset.stop is None else tuple(dataset.stop),

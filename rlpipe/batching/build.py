@@ -23,6 +23,7 @@ def build_pack(sequences: Sequence[TrainingSequence], token_weights: Sequence[fl
     tokens, targets = np.zeros(total, np.int64), np.zeros(total, np.int64)
     positions = np.arange(total) - np.repeat(starts, ends - starts)
     mask, weights = np.zeros(total, np.float32), np.zeros(total, np.float32)
+    temperatures = np.ones(total, np.float32)
     advantages, rollout_logprobs = np.zeros(total, np.float32), np.zeros(total, np.float32)
     for sequence, weight, start in zip(sequences, token_weights, starts.tolist(), strict=True):
         span = slice(start, start + sequence.tokens)
@@ -32,6 +33,7 @@ def build_pack(sequences: Sequence[TrainingSequence], token_weights: Sequence[fl
         weights[span] = sequence.loss_mask * np.float32(weight)
         advantages[span] = sequence.advantages
         rollout_logprobs[span] = sequence.rollout_logprobs
+        temperatures[span] = sequence.temperature
     return Pack(
         sample_ids=tuple(sequence.sequence_id for sequence in sequences),
         token_ids=tokens,
@@ -41,6 +43,7 @@ def build_pack(sequences: Sequence[TrainingSequence], token_weights: Sequence[fl
         loss_weights=weights,
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
+        temperatures=temperatures if (temperatures != 1).any() else None,
         cu_seqlens=(0, *np.cumsum(lengths).tolist()),
         cu_seqlens_padded=(0, *ends.tolist()),
     )

@@ -14,7 +14,8 @@ from rlpipe.sample import Sample
 class TrainingSequence:
     """`n` tokens. Entry `t` of `loss_mask`, `advantages` and `rollout_logprobs` belongs to predicting token `t + 1`.
 
-    token_ids: int64 [n]. loss_mask, advantages, rollout_logprobs: float32 [n]; the last entry is 0.
+    token_ids: int64 [n]. loss_mask, advantages, rollout_logprobs: float32 [n]; the last entry is 0. `temperature`:
+    what the response was sampled at.
     """
 
     sequence_id: str
@@ -23,6 +24,7 @@ class TrainingSequence:
     loss_mask: NDArray[np.float32]
     advantages: NDArray[np.float32]
     rollout_logprobs: NDArray[np.float32]
+    temperature: float = 1.0
 
     @property
     def tokens(self) -> int:
@@ -54,6 +56,7 @@ def sequence_of(sample: Sample) -> TrainingSequence:
         loss_mask=_predicting(sample.loss_mask, prompt, response),
         advantages=_predicting(advantages, prompt, response),
         rollout_logprobs=_predicting(sample.rollout_logprobs, prompt, response),
+        temperature=sample.temperature,
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlpipe.config.base import Section
 
@@ -44,6 +44,9 @@ class SamplingOverrides(Section):
     max_response_tokens: int | None = Field(None, ge=1)
     """Token limit of a response."""
 
+    temperature: float | None = Field(None, ge=0)
+    """Softmax temperature; 0 is greedy, and for evaluation only."""
+
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus share."""
 
@@ -61,8 +64,14 @@ class TrainingDatasetConfig(DatasetConfig):
     """A training data set."""
 
     sampling: SamplingOverrides = SamplingOverrides()
-    """Sampling of this data set; what is empty is as in `rollout`. The temperature is one for all, because the actor
-    applies it too."""
+    """Sampling of this data set; what is empty is as in `rollout`. The actor applies the same temperature."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _greedy_responses_teach_nothing(cls, sampling: SamplingOverrides) -> SamplingOverrides:
+        if sampling.temperature == 0:
+            raise ValueError("data.train: sampling.temperature 0 makes all responses of a group equal: set it above 0")
+        return sampling
 
 
 class EvalDatasetConfig(DatasetConfig):
@@ -70,9 +79,6 @@ class EvalDatasetConfig(DatasetConfig):
 
     samples_per_prompt: int | None = Field(None, ge=1)
     """Answers per problem; above 1 they are sampled and pass@k is reported."""
-
-    temperature: float | None = Field(None, ge=0)
-    """0 is greedy."""
 
     interval_iterations: int | None = Field(None, ge=0)
     """Evaluate on this set after every so many iterations; 0: only before the first and after the last one."""
@@ -127,7 +133,8 @@ class EvalConfig(Section):
 
     def temperature_of(self, dataset: EvalDatasetConfig) -> float:
         """Temperature on `dataset`."""
-        return self.temperature if dataset.temperature is None else dataset.temperature
+        own = dataset.sampling.temperature
+        return self.temperature if own is None else own
 
     def interval_of(self, dataset: EvalDatasetConfig) -> int:
         """Iterations between evaluations on `dataset`."""

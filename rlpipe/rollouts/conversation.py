@@ -126,6 +126,7 @@ class Conversation:
             versions=response.versions,
             status=(self.status or Status.COMPLETED) if response.token_ids else Status.FAILED,
             engine=-1 if self._last is None else self._last.engine,
+            temperature=self._ask.sampling.temperature,
             routes=response.routes,
             metadata={"generate_seconds": self._seconds, "retractions": self._retractions, "writes": self._writes},
         )

@@ -70,7 +70,7 @@ def train_layouts(
 
 
 def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, float]]:
-    trainer = Trainer(TrainerOptions(path, None, False, actor, len(steps), 1.0))
+    trainer = Trainer(TrainerOptions(path, None, False, actor, len(steps)))
     data_rank, data_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     algorithm = AlgorithmConfig(loss="sft")
     reports = [trainer.train_step(packs[data_rank::data_size], algorithm) for packs in steps]

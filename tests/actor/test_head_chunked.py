@@ -37,7 +37,7 @@ def check_single(rank, count, cases):
             weight,
             targets,
             vocab_size=VOCABULARY,
-            temperature=temperature,
+            temperatures=torch.full((tokens,), temperature) if temperature != 1 else None,
             chunk_tokens=chunk,
             with_entropy=with_entropy,
         )
@@ -136,7 +136,7 @@ def check_tensor_parallel(rank, count):
                 shard,
                 targets,
                 vocab_size=VOCABULARY,
-                temperature=0.7,
+                temperatures=torch.full_like(targets, 0.7, dtype=torch.float32),
                 chunk_tokens=5,
                 with_entropy=True,
                 sequence_parallel=sequence_parallel,

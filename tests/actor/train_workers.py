@@ -30,7 +30,6 @@ def trainer(
     path: Path,
     count: int = 1,
     reference: bool = False,
-    temperature: float = 1.0,
     clock: RankClock | None = None,
     **actor: Any,
 ) -> Trainer:
@@ -39,7 +38,7 @@ def trainer(
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     start_model_parallel(config, seed=3)
-    return Trainer(TrainerOptions(path, None, reference, config, 10, temperature), clock)
+    return Trainer(TrainerOptions(path, None, reference, config, 10), clock)
 
 
 def whole_batch(multiple: int = 1):
@@ -251,8 +250,11 @@ def old_logprobs(paths):
 
 
 def temperature_of_the_head(paths):
+    """The first half of a pack sampled at 0.5: log-probabilities without and with that."""
     pack = whole_batch()
-    return [trainer(paths["dense"], temperature=value).logprobs([pack], "policy")[0] for value in (1.0, 0.5)]
+    halves = np.where(np.arange(pack.padded_tokens) < pack.padded_tokens // 2, 0.5, 1.0).astype(np.float32)
+    packs = [pack, replace(pack, temperatures=halves)]
+    return trainer(paths["dense"]).logprobs(packs, "policy")
 
 
 def half_precision_moments(paths):

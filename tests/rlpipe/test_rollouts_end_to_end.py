@@ -11,6 +11,7 @@ _AGAINST_ACTOR = "algorithm.correction.weight=token"
 @pytest.mark.timeout(300)
 def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
     settings = ["rollout.mode=async", "rollout.max_staleness=2", "rollout.generate.function=calculator"]
+    settings.append("rollout.sampling.temperature=0.8")
     output = run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, _AGAINST_ACTOR, *settings))
     assert "old log-probabilities: a pass where responses are older" in output
     rows = metric_rows(tmp_path / "small")[-4:]
