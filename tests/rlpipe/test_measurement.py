@@ -1,0 +1,95 @@
+"""What becomes of compilations that workers report: lines on file, warnings, or the end of the run."""
+
+import json
+
+import pytest
+
+from actor.report import RankUsage
+from rlpipe.batching import PackLimits, pack_sequences
+from rlpipe.batching.sequences import supervised_sequence
+from rlpipe.config.load import load_config
+from rlpipe.console import Console
+from rlpipe.errors import JitError
+from rlpipe.iteration import IterationRecord
+from rlpipe.jit_monitor import JitAlarm, JitEvent, JitReport, StepStall
+from rlpipe.measurement import Measurement
+from rlpipe.run_directory import RunDirectory, append_json_line, read_json_lines
+
+_MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
+class _Actor:
+    """Stands for the processes: answers with what a monitor in a worker reports."""
+
+    def __init__(self, events, stalls=()):
+        alarms = [JitAlarm("triton", "k", 1, 5, 2.0, 2, True)] if events else []
+        seconds = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5, "train_exchange": 0.25}
+        report = JitReport(2, 0, tuple(events), tuple(alarms), stalls)
+        self._answers = [JitReport(0, 0, ()), report]
+        self._seconds = seconds
+        self.asked = []
+
+    def take_usage(self, next_iteration, keep_spans=False):
+        self.asked.append((next_iteration, keep_spans))
+        return (RankUsage(0, "node", "", self._seconds, (), self._answers.pop(0)),)
+
+
+def _finish(tmp_path, actor, **jit):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(_MODEL))
+    overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
+    config = load_config("configs/demo/arithmetic.yaml", [*overrides, "trace.iterations=[2]"])
+    directory = RunDirectory(tmp_path)
+    for iteration in (1, 2, 3):  # of an earlier run that is resumed after iteration 1
+        append_json_line(directory.ranks, {"iteration": iteration})
+    packs = pack_sequences([supervised_sequence("a", (1, 2, 3), (4, 5))], PackLimits(16), data_parallel=1)
+    measurement = Measurement(config, actor, directory, Console(3), first_iteration=2)
+    record = IterationRecord(2, 0.0, Console(3))
+    with record.phase("train"):
+        pass
+    try:
+        measurement.finish(record, packs)
+    finally:
+        events, ranks = read_json_lines(directory.jit_events), read_json_lines(directory.ranks)
+    return record, events, ranks, directory
+
+
+_EVENT = JitEvent("triton", "k", "key", 2.0, True, "", "forward", 2)
+
+
+def test_an_alarm_is_a_warning_with_worker_and_kernel_and_a_line_on_file(tmp_path, capsys):
+    actor = _Actor([_EVENT], (StepStall(2, 90.0, 10.0, "stack"),))
+    record, events, ranks, directory = _finish(tmp_path, actor)
+    printed = capsys.readouterr().out
+    assert "warning: actor-0: triton compiled k 1x in step 2" in printed
+    assert "warning: actor-0: step 2 has been running for 90 s, the median is 10 s" in printed
+    (event,) = events
+    assert {"iteration": 2, "worker": "actor-0", "rank": 0, "kind": "triton", "name": "k"}.items() <= event.items()
+    assert (event["seconds"], event["cache_hit"], event["phase"], event["step"]) == (2.0, False, "forward", 2)
+    assert record.metrics["perf/jit_seconds"] == 2.0
+    assert record.metrics["perf/jit_stalls"] == 1.0
+    assert [row["iteration"] for row in ranks] == [1, 2]
+    assert actor.asked == [(2, True), (3, False)]
+    assert directory.trace(2).exists()
+
+
+def test_with_error_the_run_ends_and_the_line_is_on_file_all_the_same(tmp_path):
+    with pytest.raises(JitError, match="actor-0: triton compiled k 1x in step 2"):
+        _finish(tmp_path, _Actor([_EVENT]), after_warmup="error")
+    assert [row["name"] for row in read_json_lines(RunDirectory(tmp_path).jit_events)] == ["k"]
+
+
+def test_a_quiet_iteration_passes_with_error(tmp_path):
+    record, events, _, _ = _finish(tmp_path, _Actor([]), after_warmup="error")
+    assert events == []
+    assert record.metrics["perf/jit_alarms"] == 0

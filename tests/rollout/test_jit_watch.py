@@ -1,0 +1,58 @@
+"""Compilation in SGLang's scheduler processes reaches the engine, and is an alarm after warm-up."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlpipe.config.jit import JitConfig
+from rollout.jit_watch import JitWatch
+
+# A child of the engine, as SGLang starts them: its hooks hear a compilation that torch announces.
+_SCHEDULER = """
+from rollout.jit_watch import install_in_scheduler
+install_in_scheduler()
+import torch, torch._dynamo
+torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2))
+"""
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLPIPE_JIT_EVENTS", "")
+    (tmp_path / "rollout_engine_3.jit.1.jsonl").write_text("left by an earlier run\n")
+    watch = JitWatch(3, tmp_path / "rollout_engine_3.log", JitConfig(warmup_iterations=1))
+    yield watch
+    watch.stop()
+
+
+def _run_scheduler():
+    folder = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", _SCHEDULER], env={**os.environ, "PYTHONPATH": str(folder)}, check=True, cwd=folder
+    )
+
+
+def test_what_schedulers_compile_belongs_to_the_start_then_to_an_iteration_and_then_is_an_alarm(watch):
+    _run_scheduler()
+    start = watch.take(0)
+    assert [(event.kind, event.phase, event.step) for event in start.events] == [("dynamo", "start", 0)]
+    assert (start.worker, start.alarms) == ("engine-3", ())
+    assert watch.take(1).events == ()
+    _run_scheduler()
+    late = watch.take(2)
+    assert [(event.phase, event.step, event.compiled) for event in late.events] == [("rollout", 2, True)]
+    (alarm,) = late.alarms
+    assert "<lambda>" in alarm.name and alarm.step == 2
+
+
+def test_a_scheduler_that_no_engine_asked_installs_nothing(tmp_path):
+    code = f"{_SCHEDULER}\nfrom rlpipe.jit_monitor import JitMonitor\nassert JitMonitor.current() is None"
+    environment = {name: value for name, value in os.environ.items() if name != "RLPIPE_JIT_EVENTS"}
+    folder = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(folder)}, check=True, cwd=tmp_path
+    )
+    assert list(tmp_path.iterdir()) == []
