@@ -1,12 +1,19 @@
 """The only place of the training half that knows which device there is."""
 
 import time
+from functools import cache
 from typing import TypeAlias
 
 import torch
 
 Mark: TypeAlias = float | torch.cuda.Event
 """A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""
+
+
+@cache
+def _has_cuda() -> bool:
+    """torch asks the driver each time, which is too slow for what happens thousands of times in a step."""
+    return torch.cuda.is_available()
 
 
 def compute_device() -> torch.device:
@@ -29,7 +36,7 @@ def synchronize() -> None:
 
 def mark() -> Mark:
     """This moment, on a GPU the one at which its stream gets here."""
-    if not torch.cuda.is_available():
+    if not _has_cuda():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()

@@ -6,7 +6,7 @@ has imported. On a CPU the wait blocks; on a GPU it makes the compute stream wai
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -37,20 +37,15 @@ _METHODS = (
 
 
 def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Callable[[], None]:
-    """From now on exchanges count in `clock`. `first_use(group, operation)` is entered around each one's start, where
-    a communicator is set up. Returns how to undo it."""
+    """From now on exchanges count in `clock`. `first_use(group, operation)` is entered around the first start of each
+    kind in a group, which sets up the communicator. Returns how to undo it."""
+    # As they lie in the class: taken as attributes they would lose what binds them to an object.
     # As they lie in the class: taken as attributes they would lose what binds them to an object.
     originals = {name: vars(ProcessGroup)[name] for name in _METHODS}
-    original_wait, wait = vars(Work)["wait"], Work.wait
+    original_wait = vars(Work)["wait"]
     for name in _METHODS:
-        setattr(ProcessGroup, name, _watched(getattr(ProcessGroup, name), name, clock, first_use or _nothing))
-
-    @functools.wraps(wait)
-    def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        with clock.exchange():
-            return wait(work, *args, **kwargs)
-
-    Work.wait = watched_wait  # type: ignore[assignment, method-assign]
+        setattr(ProcessGroup, name, watched_start(getattr(ProcessGroup, name), name, clock, first_use))
+    Work.wait = watched_wait(Work.wait, clock)  # type: ignore[method-assign]
 
     def undo() -> None:
         for name, original in originals.items():
@@ -60,14 +55,29 @@ def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Call
     return undo
 
 
-def _watched(original: Callable[..., Any], name: str, clock: RankClock, first_use: FirstUse) -> Callable[..., Any]:
+def watched_start(
+    original: Callable[..., Any], operation: str, clock: RankClock, first_use: FirstUse | None
+) -> Callable[..., Any]:
+    """The method of a process group that starts an exchange. It runs thousands of times in a step."""
+    used: set[str] = set()
+
     @functools.wraps(original)
     def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
-        with clock.exchange(), first_use(group.group_desc or group.group_name, name):
-            return original(group, *args, **kwargs)
+        name = group.group_desc or group.group_name
+        with clock.exchange:
+            if name in used or first_use is None:
+                return original(group, *args, **kwargs)
+            used.add(name)
+            with first_use(name, operation):
+                return original(group, *args, **kwargs)
 
     return wrapper
 
 
-def _nothing(group: str, operation: str) -> AbstractContextManager[None]:
-    return nullcontext()
+def watched_wait(original: Callable[..., Any], clock: RankClock) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
+        with clock.exchange:
+            return original(work, *args, **kwargs)
+
+    return wrapper

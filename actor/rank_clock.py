@@ -8,7 +8,7 @@ several ranks the one that waits least is the slow one.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from actor.device import Mark, mark, seconds_between
 from rlpipe.phases import Span
@@ -16,11 +16,8 @@ from rlpipe.phases import Span
 _EXCHANGE = "exchange"
 
 
-@dataclass(slots=True)
-class _Open:
-    part: str
-    start: Mark
-    end: Mark | None = None
+# part, start, end, the part that it lay in (if any), the outermost one
+_Ended: TypeAlias = tuple[str, Mark, Mark, str, str]
 
 
 class RankClock:
@@ -30,8 +27,9 @@ class RankClock:
     def __init__(self, on_part: Callable[[str], None] | None = None) -> None:
         self.keep_spans = False
         self._on_part = on_part
-        self._stack: list[_Open] = []
-        self._done: list[tuple[_Open, str, str]] = []  # with the part around it and the outermost one
+        self._stack: list[tuple[str, Mark]] = []
+        self.exchange = _Exchange(self, self._stack)
+        self._ended: list[_Ended] = []
         self._seconds: dict[str, float] = {}
         self._spans: list[Span] = []
         self._origin = (time.time(), mark())
@@ -39,19 +37,17 @@ class RankClock:
     @property
     def current(self) -> str:
         """The innermost open part, or nothing."""
-        return self._stack[-1].part if self._stack else ""
+        return self._stack[-1][0] if self._stack else ""
 
     def begin(self, part: str) -> None:
-        self._stack.append(_Open(part, mark()))
-        if self._on_part is not None and part != _EXCHANGE:
+        self._stack.append((part, mark()))
+        if self._on_part is not None:
             self._on_part(part)
 
     def end(self) -> None:
         """End the innermost part."""
-        ended = self._stack.pop()
-        ended.end = mark()
-        self._done.append((ended, self.current, self._stack[0].part if self._stack else ended.part))
-        if self._on_part is not None and ended.part != _EXCHANGE:
+        self.pop()
+        if self._on_part is not None:
             self._on_part(self.current)
 
     @contextmanager
@@ -64,27 +60,27 @@ class RankClock:
             del self._stack[depth + 1 :]  # an error may have left Megatron's timers running
             self.end()
 
-    @contextmanager
-    def exchange(self) -> Iterator[None]:
-        """Around whatever may wait for other processes. Counts where a part is open, else it belongs to nobody."""
-        if not self._stack:
-            yield
-            return
-        with self.part(_EXCHANGE):
-            yield
+    def pop(self) -> None:
+        """`end` without a word to `on_part`, for exchanges: there are thousands of them in a step."""
+        stack = self._stack
+        part, start = stack.pop()
+        around, outermost = (stack[-1][0], stack[0][0]) if stack else ("", part)
+        self._ended.append((part, start, mark(), around, outermost))
 
     def settle(self) -> None:
         """Turn marks into seconds; call when the device is synchronised, often enough that they do not pile up."""
-        done, self._done = self._done, []
-        for ended, around, outermost in done:
-            assert ended.end is not None
-            seconds = seconds_between(ended.start, ended.end)
-            self._add(_key(ended.part, outermost), seconds)
+        ended, self._ended = self._ended, []
+        totals = self._seconds
+        for part, start, end, around, outermost in ended:
+            seconds = seconds_between(start, end)
+            key = f"{outermost}_{_EXCHANGE}" if part == _EXCHANGE else part
+            totals[key] = totals.get(key, 0.0) + seconds
             if around:
-                self._add(_key(around, outermost), -seconds)
+                key = f"{outermost}_{_EXCHANGE}" if around == _EXCHANGE else around
+                totals[key] = totals.get(key, 0.0) - seconds
             if self.keep_spans:
-                start = self._origin[0] + seconds_between(self._origin[1], ended.start)
-                self._spans.append(Span(ended.part, start, seconds))
+                begin = self._origin[0] + seconds_between(self._origin[1], start)
+                self._spans.append(Span(part, begin, seconds))
 
     def take(self) -> tuple[dict[str, float], tuple[Span, ...]]:
         """Seconds of each part since the last call, and its stretches if they are kept. Exchanges within part P are
@@ -95,12 +91,23 @@ class RankClock:
         self._origin = (time.time(), mark())
         return seconds, spans
 
-    def _add(self, key: str, seconds: float) -> None:
-        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
 
+class _Exchange:
+    """`with clock.exchange:` around whatever may wait for other processes. Counts where a part is open, else it belongs
+    to nobody. One object for all of them: making a context manager each time would cost more than the marks."""
 
-def _key(part: str, outermost: str) -> str:
-    return f"{outermost}_{_EXCHANGE}" if part == _EXCHANGE else part
+    __slots__ = ("_clock", "_stack")
+
+    def __init__(self, clock: RankClock, stack: list[tuple[str, Mark]]) -> None:
+        self._clock, self._stack = clock, stack
+
+    def __enter__(self) -> None:
+        if self._stack:
+            self._stack.append((_EXCHANGE, mark()))
+
+    def __exit__(self, *_: object) -> None:
+        if self._stack:
+            self._clock.pop()
 
 
 class MegatronTimers:

@@ -18,15 +18,15 @@ PARTS = ("forward", "backward", "optimizer", "train", "train_exchange")
 def test_parts_have_their_own_seconds_only_and_exchanges_belong_to_the_outermost_part():
     heard: list[str] = []
     clock = RankClock(on_part=heard.append)
-    with clock.exchange():
+    with clock.exchange:
         pass
     with clock.part("train"):
         time.sleep(0.02)
         with clock.part("forward"):
             time.sleep(0.03)
-            with clock.exchange():
+            with clock.exchange:
                 time.sleep(0.04)
-    with clock.part("ref_logprob"), clock.exchange():
+    with clock.part("ref_logprob"), clock.exchange:
         time.sleep(0.01)
     seconds, spans = clock.take()
     assert set(seconds) == {"train", "forward", "train_exchange", "ref_logprob", "ref_logprob_exchange"}
