@@ -22,12 +22,19 @@ def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(shape, _common(shape, tokenizer))
+        _fill_padding_row(model)
     partial = folder.with_name(folder.name + ".partial")
     disable_progress_bar()  # a library-wide switch; a bar for one small file is noise
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     _add_full_attention_interval(partial / "config.json")
     partial.rename(folder)
+
+
+def _fill_padding_row(model: PreTrainedModel) -> None:
+    """Transformers leaves zeros there; a policy may sample the token, and the gradient of a norm explodes at zero."""
+    weight: torch.Tensor = model.get_input_embeddings().weight.data
+    weight[model.config.pad_token_id].normal_(std=model.config.initializer_range)
 
 
 def _common(shape: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
