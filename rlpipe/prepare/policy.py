@@ -33,8 +33,8 @@ def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
 
 def _fill_padding_row(model: PreTrainedModel) -> None:
     """Transformers leaves zeros there; a policy may sample the token, and the gradient of a norm explodes at zero."""
-    weight: torch.Tensor = model.get_input_embeddings().weight.data
-    weight[model.config.pad_token_id].normal_(std=model.config.initializer_range)
+    embedding: Any = model.get_input_embeddings()
+    embedding.weight.data[model.config.pad_token_id].normal_(std=model.config.initializer_range)
 
 
 def _common(shape: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
