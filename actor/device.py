@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import torch
 
-Mark: TypeAlias = float | torch.cuda.Event
+Mark: TypeAlias = float | torch.Event
 """A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""
 
 
@@ -38,7 +38,8 @@ def mark() -> Mark:
     """This moment, on a GPU the one at which its stream gets here."""
     if not _has_cuda():
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    # Recording a torch.cuda.Event looks up its stream in Python, which takes four times as long.
+    event = torch.Event(device="cuda", enable_timing=True)
     event.record()
     return event
 
