@@ -11,7 +11,7 @@ import typer
 from rlpipe import interrupts
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
-from rlpipe.environment import set_defaults
+from rlpipe.environment import make_folder_importable, set_defaults
 from rlpipe.errors import EXIT_CODE, RlpipeError
 
 app = typer.Typer(
@@ -137,6 +137,43 @@ def flops(
 
 
 @app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML configuration.")] = None,
+    overrides: Overrides = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the iteration that is run for real.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Test this machine, and with CONFIG its run: each line ok, warn or fail, with the fix."""
+    with one_sentence(debug):
+        from rlpipe.doctor.check import Status
+        from rlpipe.doctor.command import diagnose
+
+        failed = 0
+        for check in diagnose(config, overrides or [], quick):
+            typer.echo(check.line())
+            failed += check.status is Status.FAIL
+        if failed:
+            raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    config: ConfigPath,
+    cluster: ClusterName = "local_cpu",
+    overrides: Overrides = None,
+    response_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Assumed mean length of a response; the limit when not given.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Say what a run will take, before anything starts: memory by part, disk, seconds by phase."""
+    with one_sentence(debug):
+        from rlpipe.plan.command import run_plan
+
+        typer.echo(run_plan(config, overrides or [], cluster, response_tokens))
+
+
+@app.command()
 def launch(
     config: ConfigPath,
     cluster: ClusterName,
@@ -173,6 +210,7 @@ def wandb_dashboard(
 def main() -> None:
     """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
     set_defaults()
+    make_folder_importable()
     interrupts.install()
     app()
 

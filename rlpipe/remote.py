@@ -18,6 +18,7 @@ from rlpipe.errors import DeadlineError
 
 _DUMP_SIGNAL = signal.SIGUSR1
 _DUMP_WAIT_SECONDS = 2.0
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,30 @@ class WorkerAddress:
 
 
 def register_worker(name: str) -> WorkerAddress:
-    """Call in the worker process, once, at its start: makes its stacks readable from outside."""
+    """Call in the worker process, once, at its start: its stacks can be read from outside, other nodes be reached."""
     import ray
 
+    use_interface_of_node()
     dump = _dump_path(os.getpid()).open("w")
     faulthandler.register(_DUMP_SIGNAL, file=dump, all_threads=True)
     return WorkerAddress(name, ray.get_runtime_context().get_node_id(), os.getpid())
+
+
+def use_interface_of_node() -> None:
+    """In a cluster of several nodes, point Gloo and NCCL at the interface of Ray's address, unless the user chose one.
+
+    Gloo otherwise takes what the host's name resolves to, which on many hosts is the loopback.
+    """
+    import psutil
+    import ray
+
+    if sum(node["Alive"] for node in ray.nodes()) < 2:
+        return
+    own = ray.util.get_node_ip_address()
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == own for address in addresses):
+            for variable in _INTERFACE_VARIABLES:
+                os.environ.setdefault(variable, interface)
 
 
 def gather(

@@ -10,6 +10,7 @@
 #   RLPIPE_NODE_CPUS, _GPUS  what Ray may use here (default: what it finds)
 #   RLPIPE_NODE_OBJECT_STORE_BYTES
 #   RLPIPE_LOGS              folder that gets the logs of this node's processes at the end
+#   RAY_AUTH_MODE=token, RAY_AUTH_TOKEN   the same on all nodes and for the driver; Ray asks for it
 #   RLPIPE_START_SECONDS     how long to wait for the head (default 300)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,7 +44,7 @@ finish() {
     kill -TERM "$raylet" 2>/dev/null || true
     wait "$raylet" || true
   fi
-  if [ -n "${RLPIPE_LOGS:-}" ]; then
+  if [ -n "${RLPIPE_LOGS:-}" ] && [ -d "$folder/session_latest/logs" ]; then
     mkdir -p "$RLPIPE_LOGS/$address"
     cp -r "$folder"/session_latest/logs/. "$RLPIPE_LOGS/$address/" || true
   fi
@@ -85,6 +86,17 @@ fi
 raylet=
 trap finish EXIT
 trap 'exit 143' TERM INT
-ray start "${options[@]}" &
-raylet=$!
-wait "$raylet"
+# On a busy host a raylet may take longer to start than the 30 seconds that Ray gives it.
+for attempt in 1 2 3; do
+  began=$SECONDS
+  code=0
+  ray start "${options[@]}" &
+  raylet=$!
+  wait "$raylet" || code=$?
+  raylet=
+  if [ "$code" -eq 0 ] || [ $((SECONDS - began)) -gt 120 ]; then
+    break
+  fi
+  echo "ray_node: ray ended with exit code $code, attempt $attempt of 3" >&2
+done
+exit "$code"

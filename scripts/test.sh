@@ -17,6 +17,7 @@ mypy
 lint-imports
 shellcheck scripts/*.sh scripts/slurm.sbatch .ci/run
 yamllint --strict .
+hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 
 # The second part looks at the whole machine, so it runs when nothing else does. Either may have nothing to run.
 empty=0

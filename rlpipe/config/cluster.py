@@ -19,6 +19,9 @@ class NodeConfig(Section):
     gpu_memory_gigabytes: float = Field(0, ge=0)
     """Memory of one GPU, in 10^9 bytes."""
 
+    gpu_memory_gigabytes_per_second: float = Field(2000, gt=0)
+    """Bandwidth of that memory, in 10^9 bytes a second."""
+
     cpus: int = Field(1, ge=1)
     """Logical CPUs that a job may use."""
 

@@ -142,7 +142,7 @@ def _default(dotted: str, root: type[BaseModel]) -> Any:
     section: Any = root
     *parents, last = dotted.split(".")
     for part in parents:
-        section = _section_of(section, part)
+        section = section_of(section, part)
     field = section.model_fields.get(last) if section else None
     if field is None or field.is_required():
         raise ConfigError(f"${{{dotted}}}: no such key, or it has no value; set it or correct the reference")
@@ -166,7 +166,7 @@ def _suggestion(location: Sequence[str | int], root: type[BaseModel]) -> str:
     """The nearest key of the same section; failing that, of any section."""
     section: Any = root
     for part in location[:-1]:
-        section = _section_of(section, part) if isinstance(part, str) else section
+        section = section_of(section, part) if isinstance(part, str) else section
     name = str(location[-1])
     siblings = list(section.model_fields) if section else []
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
@@ -184,7 +184,7 @@ def iter_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, A
     """All fields under `section` with their dotted names, sections themselves left out."""
     fields: list[tuple[str, Any]] = []
     for name, field in section.model_fields.items():
-        inner = _section_of(section, name)
+        inner = section_of(section, name)
         if inner is None:
             fields.append((prefix + name, field))
         else:
@@ -192,7 +192,7 @@ def iter_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, A
     return fields
 
 
-def _section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+def section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
     """The section class of a field, also inside `X | None` and `list[X]`."""
     field = section.model_fields.get(name) if section else None
     if field is None:

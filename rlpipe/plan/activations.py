@@ -1,0 +1,92 @@
+"""Bytes that the actor keeps between forward and backward pass.
+
+Counted from what the layers of `actor/` save, tensor by tensor: `tests/plan` compares it with what autograd keeps.
+`t` is the tokens of a rank: the pack divided by CP, or by CP x TP between the layers under sequence parallelism.
+"""
+
+from dataclasses import dataclass
+
+from rlpipe.config.actor import ActorConfig
+from rlpipe.flops.layers import (
+    DecoderLayer,
+    DenseFeedForward,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Mixer,
+)
+from rlpipe.flops.shape import ModelShape
+
+_FLOAT32 = 4
+_GDN_CHUNK_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a rank's part of a pack: inside layers, and between them."""
+
+    inside: int
+    between: int
+
+
+def tokens_of(actor: ActorConfig) -> Tokens:
+    """Of a full pack. Context parallelism cuts it; between layers, sequence parallelism does too."""
+    inside = actor.max_tokens_per_gpu
+    return Tokens(inside, inside // actor.parallel.tensor if actor.parallel.sequence else inside)
+
+
+def kept_bytes(shape: ModelShape, actor: ActorConfig, element_bytes: int) -> int:
+    """Of all layers of a stage; with full recompute only the layers' inputs."""
+    stage = shape.layers[: len(shape.layers) // actor.parallel.pipeline]
+    if actor.recompute.granularity == "full":
+        kept = len(stage) * tokens_of(actor).between * shape.hidden_size * element_bytes
+    else:
+        kept = sum(layer_bytes(layer, shape.hidden_size, actor, element_bytes) for layer in stage)
+    return actor.parallel.pipeline * kept  # packs whose backward pass has not come yet, first stage of 1F1B
+
+
+def recomputed_bytes(shape: ModelShape, actor: ActorConfig, element_bytes: int) -> int:
+    """The largest layer while the backward pass computes it again; 0 without full recompute."""
+    if actor.recompute.granularity != "full":
+        return 0
+    return max(layer_bytes(layer, shape.hidden_size, actor, element_bytes) for layer in shape.layers)
+
+
+def layer_bytes(layer: DecoderLayer, hidden_size: int, actor: ActorConfig, element_bytes: int) -> int:
+    """Everything that one layer keeps: inputs and outputs of its two norms, its mixer and its feed-forward."""
+    tokens = tokens_of(actor)
+    norms = 4 * tokens.between * hidden_size * element_bytes
+    mixer = _mixer_elements(layer.mixer, actor) // actor.parallel.tensor * tokens.inside * element_bytes
+    return norms + mixer + _feed_forward_bytes(layer.feed_forward, hidden_size, tokens, actor, element_bytes)
+
+
+def _mixer_elements(mixer: Mixer, actor: ActorConfig) -> int:
+    """Elements for each token, before division over tensor ranks."""
+    if isinstance(mixer, GatedDeltaNet):
+        return _gdn_elements(mixer, fused=actor.gdn_backend in ("fla", "flashqla") or actor.dtype == "bfloat16")
+    if isinstance(mixer, LatentAttention):
+        return mixer.heads * (4 * mixer.query_head_dim + 3 * mixer.value_head_dim)
+    query, key_value = mixer.heads * mixer.head_dim, mixer.key_value_heads * mixer.head_dim
+    gate = 2 * query if mixer.output_gate else 0
+    return 8 * query + 5 * key_value + gate
+
+
+def _gdn_elements(mixer: GatedDeltaNet, fused: bool) -> int:
+    """Fused kernels keep their inputs, outputs and one matrix per chunk; plain torch keeps every step of the rule."""
+    keys, values = mixer.key_heads * mixer.key_head_dim, mixer.value_heads * mixer.value_head_dim
+    projected, chunk = 2 * keys + 2 * values, mixer.value_heads * _GDN_CHUNK_TOKENS
+    if fused:
+        return projected + 6 * keys + 5 * values + chunk
+    return projected + mixer.conv_width * (2 * keys + values) + 6 * keys + 12 * values + 10 * chunk
+
+
+def _feed_forward_bytes(
+    part: FeedForward, hidden_size: int, tokens: Tokens, actor: ActorConfig, element_bytes: int
+) -> int:
+    if isinstance(part, DenseFeedForward):
+        return 5 * part.intermediate_size // actor.parallel.tensor * tokens.inside * element_bytes
+    routed = part.experts_per_token * (hidden_size + 5 * part.expert_intermediate_size) * tokens.between
+    routed += 2 * hidden_size * tokens.between
+    shared = 5 * part.shared_intermediate_size // actor.parallel.tensor * tokens.inside
+    router = 3 * part.experts * tokens.between * _FLOAT32
+    return (routed + shared) * element_bytes + router

@@ -1,0 +1,81 @@
+"""The documentation: generated pages are current, commands in it run, the site builds, links and names exist."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlpipe.config.load import validate
+
+PROJECT = Path(__file__).parents[2]
+PAGES = sorted([*PROJECT.glob("docs/*.md"), PROJECT / "README.md"])
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"\brlpipe (\w+)")
+_MINIMAL = {
+    "run": {"name": "r", "iterations": 2},
+    "model": {"path": "policy"},
+    "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+}
+
+
+def _blocks(language: str) -> list[pytest.param]:
+    found = []
+    for page in PAGES:
+        for index, (name, text) in enumerate(_BLOCK.findall(page.read_text())):
+            if name == language:
+                found.append(pytest.param(text, id=f"{page.stem}-{index}"))
+    return found
+
+
+def _run(*command: str, cwd: Path = PROJECT) -> str:
+    programs = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_generated_pages_are_current():
+    _run(sys.executable, "scripts/generate_docs.py", "--check")
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site"))
+    assert (tmp_path / "site" / "quick_start" / "index.html").exists()
+
+
+def test_every_page_is_in_the_navigation():
+    listed = {next(iter(entry.values())) for entry in yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"]}
+    assert listed | {"index.md"} == {page.name for page in PROJECT.glob("docs/*.md")}
+
+
+@pytest.mark.parametrize("text", _blocks("bash"))
+def test_shell_blocks_run(tmp_path, text):
+    """In a folder that looks like the project and can be written to."""
+    for name in ("configs", "scripts", "rlpipe"):
+        (tmp_path / name).symlink_to(PROJECT / name)
+    output = _run("bash", "-euc", text, cwd=tmp_path)
+    assert output.strip()
+
+
+@pytest.mark.parametrize("text", _blocks("yaml"))
+def test_settings_blocks_are_valid(text):
+    tree = yaml.safe_load(text)
+    validate({**_MINIMAL, **tree}, "block")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_links_exist(page):
+    from rlpipe.cli import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    text = page.read_text()
+    commands = {name for line in text.splitlines() if line.startswith("    rlpipe ") for name in _COMMAND.findall(line)}
+    assert commands <= known
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

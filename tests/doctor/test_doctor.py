@@ -1,0 +1,86 @@
+"""`rlpipe doctor`: what it finds on this machine, and that it finds what is wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlpipe.config.load import load_config
+from rlpipe.doctor.check import Status
+from rlpipe.doctor.machine import check_machine
+from rlpipe.doctor.packages import TORCH, check_packages, read_pins
+from rlpipe.doctor.run import check_run
+
+PROJECT = Path(__file__).parents[2]
+DEMO = PROJECT / "configs/demo/arithmetic.yaml"
+
+
+def _places(folder: Path) -> list[str]:
+    return [f"run.directory={folder}", f"model.path={folder}/policy", f"prepare.directory={folder}/task"]
+
+
+def test_pins_of_both_devices_can_be_read_and_name_what_must_be_exact():
+    for name in ("cpu.txt", "gpu.txt"):
+        assert {"sglang", "megatron-core", "transformers", "ray"} <= set(read_pins(PROJECT / "requirements" / name))
+    assert f"torch_version={TORCH['cpu']}" in (PROJECT / "scripts/setup.sh").read_text()
+    assert f"torch_version={TORCH['gpu']}" in (PROJECT / "scripts/setup_gpu.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("pins", "status", "words"),
+    [
+        ({"sglang": "0.0.1"}, Status.FAIL, "but 0.0.1 is needed"),
+        ({"no-such-package-here": "1"}, Status.FAIL, "no-such-package-here missing"),
+        ({"pyyaml": "0.1"}, Status.WARN, "pyyaml 6"),
+    ],
+)
+def test_another_version_is_told(pins, status, words):
+    worst = next(check for check in check_packages(pins) if check.status is not Status.OK)
+    assert (worst.status, words in worst.found, bool(worst.fix)) == (status, True, True)
+
+
+def test_a_machine_that_runs_tests_has_no_failure(tmp_path):
+    checks = {check.name: check for check in check_machine(tmp_path)}
+    assert checks["ports"].status is Status.OK
+    assert checks["disk"].status is not Status.FAIL
+    assert all(check.fix for check in checks.values() if check.status is not Status.OK)
+
+
+@pytest.mark.parametrize("probe", ["gpu", "gdn auto", "all_reduce"])
+def test_devices_and_collectives_are_really_tried(probe):
+    command = [sys.executable, "-m", "rlpipe.doctor.probe", *probe.split()]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"found"' in done.stdout.splitlines()[-1]
+
+
+def test_a_backend_that_is_not_there_fails_with_its_reason():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("fla may work here")
+    command = [sys.executable, "-m", "rlpipe.doctor.probe", "gdn", "fla"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "needs CUDA" in done.stderr.splitlines()[-1]
+
+
+def test_a_broken_checkpoint_and_missing_data_are_told(tmp_path):
+    overrides = _places(tmp_path)
+    broken = tmp_path / "arithmetic-seed0" / "checkpoints" / "iteration_00000001"
+    broken.mkdir(parents=True)
+    (broken / "state.json").write_text("{")
+    config = load_config(DEMO, [*overrides, f"data.train=[{{name: a, path: {tmp_path}/no.jsonl}}]"])
+    checks = {check.name: check for check in check_run(config, DEMO, overrides, quick=True)}
+    assert checks["checkpoint"].status is Status.FAIL
+    assert checks["model, data, graders"].status is Status.FAIL and "no.jsonl" in checks["model, data, graders"].found
+
+
+@pytest.mark.slow
+def test_one_iteration_runs_and_log_probabilities_agree(tmp_path):
+    overrides = _places(tmp_path)
+    config = load_config(DEMO, overrides)
+    checks = {check.name: check for check in check_run(config, DEMO, overrides, quick=False)}
+    assert [name for name, check in checks.items() if check.status is not Status.OK] == []
+    assert "engine and actor differ by at most" in checks["log-probabilities"].found

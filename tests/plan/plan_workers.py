@@ -1,0 +1,93 @@
+"""Memory of one training process, measured where it happens."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import torch
+from plan_models import LENGTHS
+from torch.autograd.graph import saved_tensors_hooks
+
+from actor.distributed import start_model_parallel
+from actor.passes import forward_backward
+from actor.trainer import Trainer, TrainerOptions
+from rlpipe.config.actor import ActorConfig
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.pack import Pack
+
+
+def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) -> dict[str, int]:
+    """Bytes: what the model and optimizer added to the process, the peak of a training step, tensors kept for backward.
+
+    A small model goes first, so that libraries have allocated what they allocate once.
+    """
+    start_model_parallel(actor, seed=3)
+    _step(_trainer(small, actor))
+    before = _own()
+    trainer = _trainer(path, actor)
+    state = _own() - before
+    kept = _kept(trainer)
+    _own()
+    files = _status("RssFile") + _status("RssShmem")
+    _reset_peak()
+    _step(trainer)
+    return {"state": state, "peak": _status("VmHWM") - files - before, "kept": kept}
+
+
+def _trainer(path: Path, actor: ActorConfig) -> Trainer:
+    return Trainer(TrainerOptions(path, None, False, actor, 10, 1.0))
+
+
+def _step(trainer: Trainer) -> None:
+    assert trainer.train_step([_pack()], AlgorithmConfig()).applied
+
+
+def _kept(trainer: Trainer) -> int:
+    """Bytes of the storages that a forward pass keeps for its backward pass, parameters left out."""
+    own = {parameter.untyped_storage().data_ptr() for chunk in trainer.policy for parameter in chunk.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward_backward(trainer.chunks, [_pack()], trainer._head(AlgorithmConfig()), AlgorithmConfig())
+    return sum(kept.values())
+
+
+def _pack() -> Pack:
+    total = sum(LENGTHS)
+    generator = np.random.default_rng(0)
+    ones = np.ones(total, np.float32)
+    return Pack(
+        sample_ids=tuple(map(str, range(len(LENGTHS)))),
+        token_ids=generator.integers(0, 64, total),
+        targets=generator.integers(0, 64, total),
+        position_ids=np.concatenate([np.arange(length, dtype=np.int64) for length in LENGTHS]),
+        loss_mask=ones,
+        loss_weights=ones / total,
+        advantages=generator.normal(size=total).astype(np.float32),
+        rollout_logprobs=-ones,
+        cu_seqlens=(0, *np.cumsum(LENGTHS).tolist()),
+        cu_seqlens_padded=(0, *np.cumsum(LENGTHS).tolist()),
+    )
+
+
+def _own() -> int:
+    """The process's memory without pages of files, as of the weights' file."""
+    gc.collect()
+    return _status("RssAnon")
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name}")

@@ -1,0 +1,97 @@
+"""`rlpipe plan`: what it says of the recipes, and what it advises."""
+
+import pytest
+from typer.testing import CliRunner
+
+from rlpipe.cli import app
+from rlpipe.config.actor import ParallelConfig
+from rlpipe.config.load import load_config
+from rlpipe.launch.clusters import PROJECT, load_cluster
+from rlpipe.plan.command import plan
+from rlpipe.plan.memory import load_model
+from rlpipe.plan.parameters import model_parameters
+
+RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
+SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
+
+
+def _run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", TOTAL)
+def test_parameters_are_those_of_the_model(name):
+    model = load_model(name)
+    assert model.parameters == pytest.approx(TOTAL[name], rel=0.01)
+
+
+def test_a_rank_holds_its_share():
+    model = load_model("Qwen3.5-35B-A3B")
+    whole = model_parameters(model.shape, model.tied)
+    split = ParallelConfig(tensor=2, sequence=True, expert=8, context=4)
+    assert whole.on_rank(split) == whole.tensor // 2 + whole.experts // 8 + whole.whole
+    assert whole.on_rank(ParallelConfig()) == whole.total == model.parameters
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads_and_fits_141_gigabytes(recipe):
+    assert _run(str(recipe), "--cluster", "local_8x141gb").endswith("It fits.\n")
+    assert len(recipe.read_text().splitlines()) <= 35
+
+
+def test_the_seeds_recipe_on_80_gigabytes_is_refused_with_a_setting_that_fits():
+    output = _run(str(SEED), "--cluster", "local_8x80gb")
+    assert "DOES NOT FIT  GPU of actor and engine" in output
+    settings = output.strip().splitlines()[-1].removeprefix("Nearest setting that fits: ").split()
+    assert _run(str(SEED), *settings, "--cluster", "local_8x80gb").endswith("It fits.\n")
+
+
+def test_an_engine_without_room_for_a_request_is_told():
+    config = load_config(SEED, ["rollout.engine.memory_fraction=0.3"])
+    planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
+    assert planned.memory.engine.concurrency == 0
+    assert any("no room for a single request" in problem for problem in planned.problems)
+
+
+def test_recurrent_states_cap_the_requests():
+    config = load_config(SEED)
+    planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
+    engine = planned.memory.engine
+    assert engine.states is not None
+    assert engine.concurrency == min(engine.states // 3, engine.kv_tokens // 8448)
+
+
+@pytest.mark.parametrize(
+    ("more", "part", "grows"),
+    [
+        ("actor.recompute.granularity=none", "activations", True),
+        ("actor.optimizer.cpu_offload_fraction=0.5", "optimizer", True),
+        ("actor.logprob_chunk_tokens=4096", "logits chunk", True),
+        ("weight_sync.bucket_bytes=104857600", "weight sync", False),
+    ],
+)
+def test_a_setting_moves_its_part(more, part, grows):
+    def size(*overrides: str) -> int:
+        config = load_config(SEED, overrides)
+        planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
+        return planned.memory.actor.get(part, 0)
+
+    assert (size(more) > size()) is grows and size(more) != size()
+
+
+def test_phases_are_those_that_the_run_needs():
+    def phases(*overrides: str) -> set[str]:
+        config = load_config(SEED, overrides)
+        return set(plan(config, load_model(config.model.path), load_cluster("local_8x141gb")).seconds)
+
+    assert phases() == {"rollout", "forward_backward", "optimizer", "weight_sync"}
+    assert phases("algorithm.kl.coefficient=0.01") - phases() == {"ref_logprob"}
+    assert phases("algorithm.updates_per_iteration=2") - phases() == {"old_logprob"}
+
+
+def test_eight_billion_parameters_do_not_fit_a_laptop():
+    output = _run("configs/demo/arithmetic.yaml", "model.path=Qwen3-8B", "--cluster", "local_cpu")
+    assert "DOES NOT FIT  host memory" in output

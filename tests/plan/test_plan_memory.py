@@ -1,0 +1,56 @@
+"""The planner's bytes against what a real actor process takes."""
+
+import os
+
+import pytest
+from plan_models import LARGE, LENGTHS, SMALL, write_model
+from train_support import run_processes
+
+from rlpipe.config.actor import ActorConfig
+from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.load import validate
+from rlpipe.plan.memory import load_model, plan_memory
+
+CPU = ClusterConfig.model_validate({"kind": "local", "node": {"memory_gigabytes": 16}})
+TOLERANCE = 0.10
+
+
+@pytest.fixture(autouse=True)
+def _freed_memory_goes_back(monkeypatch):
+    """Otherwise the C library keeps what was freed, and the resident size tells of the past."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    assert os.environ["MALLOC_MMAP_THRESHOLD_"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "granularity"),
+    [
+        pytest.param("dense", "none"),
+        pytest.param("dense", "full", marks=pytest.mark.slow),
+        pytest.param("hybrid", "none", marks=pytest.mark.slow),
+        pytest.param("hybrid", "full", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
+    from plan_workers import measure
+
+    large, small = write_model(tmp_path, kind, LARGE), write_model(tmp_path, kind, SMALL)
+    settings = {"dtype": "float32", "max_tokens_per_gpu": sum(LENGTHS), "recompute": {"granularity": granularity}}
+    measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings))[0]
+    config = validate(
+        {
+            "run": {"name": "r", "iterations": 1},
+            "model": {"path": str(large)},
+            "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+            "actor": settings,
+            "rollout": {"max_response_tokens": 512},
+        },
+        "test",
+    )
+    planned = dict(plan_memory(config, load_model(str(large)), CPU).actor)
+    planned.pop("weight sync")
+    state = planned["parameters"] + planned["gradients"] + planned["optimizer"]
+    assert state == pytest.approx(measured["state"], rel=TOLERANCE)
+    assert sum(planned.values()) == pytest.approx(measured["peak"], rel=TOLERANCE)
+    if granularity == "none":
+        assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
