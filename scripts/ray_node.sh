@@ -38,6 +38,7 @@ wait_for_head() {
   done
 }
 
+# shellcheck disable=SC2329  # called by traps
 finish() {
   trap - EXIT TERM INT
   if [ -n "$raylet" ]; then

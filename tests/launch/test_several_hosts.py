@@ -96,9 +96,9 @@ def test_the_demo_runs_over_two_hosts(tmp_path):
 
 
 def test_a_host_that_does_not_come_is_named(tmp_path):
-    with hosts(1) as made, _cluster(made, tmp_path):
-        with _train(made[0], tmp_path, 2, "run.iterations=2", "deadlines.start_seconds=5") as driver:
-            assert driver.wait(300) == 2
+    settings = ["run.iterations=2", "deadlines.start_seconds=5"]
+    with hosts(1) as made, _cluster(made, tmp_path), _train(made[0], tmp_path, 2, *settings) as driver:
+        assert driver.wait(300) == 2
     output = (tmp_path / "driver.log").read_text()
     assert f"1 of 2 nodes joined within 5 seconds ({made[0].address})" in output
 
