@@ -8,13 +8,15 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 _REPEATS = 5
 
 
 def main(arguments: list[str]) -> None:
-    probe = {"gpu": _gpu, "gdn": _gdn, "all_reduce": _all_reduce}[arguments[0]]
+    probes: dict[str, Callable[..., dict[str, Any]]] = {"gpu": _gpu, "gdn": _gdn, "all_reduce": _all_reduce}
+    probe = probes[arguments[0]]
     print(json.dumps(probe(*arguments[1:])))
 
 
@@ -47,8 +49,8 @@ def _gdn(backend: str) -> dict[str, Any]:
 
     try:
         kernels = load_kernels(backend)
-    except ActorError as error:
-        raise SystemExit(str(error)) from None
+    except ActorError as reason:
+        raise SystemExit(str(reason)) from None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     sequences = PackedSequences(qkv_format="thd", ends=(0, 100, 256), device=device)
