@@ -18,7 +18,10 @@ from pathlib import Path
 from statistics import median
 
 _WARM_UP = 2
+_LEARNING_RATE = 2e-4
+_BETA2 = 0.98
 _PROJECT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(_PROJECT)  # instead of this folder, whose rewards.py hides the package
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
         f"rollout.samples_per_prompt={options.samples}",
         f"rollout.max_response_tokens={options.tokens}",
         f"actor.threads={options.threads}",
+        f"actor.optimizer.learning_rate={_LEARNING_RATE}",
+        f"actor.optimizer.beta2={_BETA2}",
+        "actor.optimizer.warmup_steps=0",
     ]
     command = [sys.executable, "-m", "rlpipe", "train", "configs/demo/arithmetic.yaml", *overrides]
     subprocess.run(command, cwd=_PROJECT, check=True, stdout=subprocess.DEVNULL)
@@ -128,9 +134,9 @@ def _run_trl(options: argparse.Namespace, folder: Path) -> list[dict[str, float]
         temperature=1.0,
         beta=0.0,
         loss_type="dapo",
-        learning_rate=3e-4,
+        learning_rate=_LEARNING_RATE,
         lr_scheduler_type="constant",
-        adam_beta2=0.98,
+        adam_beta2=_BETA2,
         max_grad_norm=1.0,
         max_steps=options.iterations + _WARM_UP,
         use_cpu=True,
