@@ -9,7 +9,6 @@ from plan_models import LENGTHS
 from torch.autograd.graph import saved_tensors_hooks
 
 from actor.distributed import start_model_parallel
-from actor.passes import forward_backward
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -35,7 +34,7 @@ def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) 
 
 
 def _trainer(path: Path, actor: ActorConfig) -> Trainer:
-    return Trainer(TrainerOptions(path, None, False, actor, 10, 1.0))
+    return Trainer(TrainerOptions(path, None, False, actor, 10))
 
 
 def _step(trainer: Trainer) -> None:
@@ -54,7 +53,7 @@ def _kept(trainer: Trainer) -> int:
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward_backward(trainer.chunks, [_pack()], trainer._head(AlgorithmConfig()), AlgorithmConfig())
+        _step(trainer)
     return sum(kept.values())
 
 
