@@ -15,10 +15,15 @@ from actor.rank_clock import RankClock
 
 FirstUse = Callable[[str, str], AbstractContextManager[None]]
 
+# Torch renames them (pytorch pull requests 186130 and 186144): those of 2.11 to 2.13, of which it has some.
 _METHODS = (
     "_allgather_base",
     "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
+    "allgather_coalesced",
     "allgather_into_tensor_coalesced",
     "allreduce",
     "allreduce_coalesced",
@@ -28,8 +33,11 @@ _METHODS = (
     "broadcast",
     "gather",
     "recv",
+    "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
@@ -40,10 +48,9 @@ def watch_exchanges(clock: RankClock, first_use: FirstUse | None = None) -> Call
     """From now on exchanges count in `clock`. `first_use(group, operation)` is entered around the first start of each
     kind in a group, which sets up the communicator. Returns how to undo it."""
     # As they lie in the class: taken as attributes they would lose what binds them to an object.
-    # As they lie in the class: taken as attributes they would lose what binds them to an object.
-    originals = {name: vars(ProcessGroup)[name] for name in _METHODS}
+    originals = {name: vars(ProcessGroup)[name] for name in _METHODS if name in vars(ProcessGroup)}
     original_wait = vars(Work)["wait"]
-    for name in _METHODS:
+    for name in originals:
         setattr(ProcessGroup, name, watched_start(getattr(ProcessGroup, name), name, clock, first_use))
     Work.wait = watched_wait(Work.wait, clock)  # type: ignore[method-assign]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from actor.device import Mark, mark, seconds_between
+from actor.device import Mark, mark, seconds_between, synchronize
 from rlpipe.phases import Span
 
 _EXCHANGE = "exchange"
@@ -68,7 +68,9 @@ class RankClock:
         self._ended.append((part, start, mark(), around, outermost))
 
     def settle(self) -> None:
-        """Turn marks into seconds; call when the device is synchronised, often enough that they do not pile up."""
+        """Turn marks into seconds; call often enough that they do not pile up, and where waiting for the device, which
+        has to pass the last mark first, costs nothing."""
+        synchronize()
         ended, self._ended = self._ended, []
         totals = self._seconds
         for part, start, end, around, outermost in ended:
@@ -84,7 +86,7 @@ class RankClock:
 
     def take(self) -> tuple[dict[str, float], tuple[Span, ...]]:
         """Seconds of each part since the last call, and its stretches if they are kept. Exchanges within part P are
-        `P_exchange`, where P is the outermost part. The device must be synchronised."""
+        `P_exchange`, where P is the outermost part."""
         self.settle()
         seconds, self._seconds = self._seconds, {}
         spans, self._spans = tuple(self._spans), []

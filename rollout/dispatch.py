@@ -6,7 +6,8 @@ from rollout.requests import GenerateRequest
 
 
 class Dispatcher:
-    """Hands out requests in their order. A request in flight counts with the most tokens that it may become.
+    """Hands out requests in their order, urgent ones first. A request in flight counts with the most tokens that it
+    may become.
 
     An engine has room for `requests_per_engine` requests. That is more than it runs at a time, so that it never waits
     for the driver; what is not handed out yet goes to the engine that turns out to be faster.
@@ -14,22 +15,23 @@ class Dispatcher:
 
     def __init__(self, engines: int, requests_per_engine: int) -> None:
         self._waiting: deque[GenerateRequest] = deque()
+        self._urgent: deque[GenerateRequest] = deque()
         self._tokens = [0] * engines
         self._requests = [0] * engines
         self._limit = requests_per_engine
 
     def add(self, request: GenerateRequest) -> None:
-        self._waiting.append(request)
+        (self._urgent if request.urgent else self._waiting).append(request)
 
     def assign(self) -> dict[int, list[GenerateRequest]]:
         """Requests to send now, by engine."""
         batches: dict[int, list[GenerateRequest]] = {}
-        while self._waiting:
+        while waiting := self._urgent or self._waiting:
             free = [engine for engine, count in enumerate(self._requests) if count < self._limit]
             if not free:
                 break
             engine = min(free, key=lambda index: self._tokens[index])
-            request = self._waiting.popleft()
+            request = waiting.popleft()
             self._requests[engine] += 1
             self._tokens[engine] += request.most_tokens
             batches.setdefault(engine, []).append(request)
@@ -41,7 +43,8 @@ class Dispatcher:
 
     def take_waiting(self) -> list[GenerateRequest]:
         """Requests that were not handed out; they are forgotten."""
-        waiting = list(self._waiting)
+        waiting = [*self._urgent, *self._waiting]
+        self._urgent.clear()
         self._waiting.clear()
         return waiting
 

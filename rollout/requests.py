@@ -71,7 +71,7 @@ class SamplingParameters:
 class GenerateRequest:
     """One response to generate, or to go on with: `begun` counts within `sampling.max_new_tokens`.
 
-    `request_id` is unique among the requests that are not answered yet.
+    `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait.
     """
 
     request_id: str
@@ -79,6 +79,7 @@ class GenerateRequest:
     sampling: SamplingParameters
     seed: int
     begun: Begun = Begun()
+    urgent: bool = False
 
     @property
     def most_tokens(self) -> int:

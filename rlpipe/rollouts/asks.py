@@ -1,7 +1,7 @@
 """What is asked of a generate function."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlpipe.sample import Prompt
 from rollout.requests import SamplingParameters
@@ -15,6 +15,7 @@ class Ask:
     group_id: str
     prompt: Prompt
     sampling: SamplingParameters
+    urgent: bool = False
 
 
 def ask_group(group_id: str, prompt: Prompt, samples: int, sampling: SamplingParameters) -> list[Ask]:
@@ -23,9 +24,10 @@ def ask_group(group_id: str, prompt: Prompt, samples: int, sampling: SamplingPar
 
 
 def ask_groups(prefix: str, prompts: Iterable[Prompt], samples: int, sampling: SamplingParameters) -> list[Ask]:
-    """`samples` responses for each prompt; ids are `prefix-group-sample`, so they recur when an iteration is redone."""
+    """`samples` responses for each prompt, before all that wait; ids are `prefix-group-sample`, so they recur when an
+    iteration is redone."""
     return [
-        ask
+        replace(ask, urgent=True)
         for group, prompt in enumerate(prompts)
         for ask in ask_group(f"{prefix}-{group:05d}", prompt, samples, sampling)
     ]

@@ -139,6 +139,7 @@ class Conversation:
             sampling=sampling,
             seed=self._seed,
             begun=self._begun if self._writes == 0 else Begun(),
+            urgent=self._ask.urgent,
         )
 
     def _stopped_by(self, stop: tuple[str, ...], text: str, generation: Generation) -> bool:

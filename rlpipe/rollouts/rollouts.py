@@ -58,7 +58,13 @@ class Rollouts:
         self._loop = BackgroundLoop("rollouts")
         self._client: EngineClient = pool.client()
         self._source = GroupSource(
-            config.rollout, self._take_group, self._respond, self._grade, inputs.filters, self._client.abort
+            config.rollout,
+            self._take_group,
+            self._respond,
+            self._grade,
+            inputs.filters,
+            self._client.abort,
+            last_iteration=config.run.iterations,
         )
 
     def take(self, iteration: int, version: int) -> Batch:

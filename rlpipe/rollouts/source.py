@@ -100,8 +100,10 @@ class GroupSource:
         grade: Grade,
         filters: Sequence[GroupFilter],
         abort: Callable[[], Awaitable[None]],
+        last_iteration: int,
     ) -> None:
         self._config = config
+        self._last_iteration = last_iteration
         self._take_group = take_group
         self._respond = respond
         self._grade = grade
@@ -131,7 +133,8 @@ class GroupSource:
             raise self._error
         self._version = version
         self._meter.restart()
-        for number in range(max(self._opened + 1, iteration), iteration + self._config.iterations_ahead + 1):
+        furthest = min(iteration + self._config.iterations_ahead, self._last_iteration)
+        for number in range(max(self._opened + 1, iteration), furthest + 1):
             self._open(number)
         quota = self._quotas[self._key(iteration)]
         self._drop_stale(quota)

@@ -30,7 +30,7 @@ class Policy:
     def source(self, **settings) -> GroupSource:
         config = RolloutConfig(**{"prompts_per_iteration": 2, "samples_per_prompt": 2} | settings)
         filters = (equal_rewards,) if config.filters else ()
-        return GroupSource(config, self.take_group, self.respond, self.grade, filters, self.abort)
+        return GroupSource(config, self.take_group, self.respond, self.grade, filters, self.abort, 9)
 
     def take_group(self):
         prompt = Prompt(f"p{self.number}", "text", (1,), "label", "data")
@@ -227,3 +227,17 @@ def test_an_engines_error_ends_the_batch():
     policy.respond = broken
     with pytest.raises(RolloutError, match="engine 0 died"):
         asyncio.run(policy.source().take(1, 0))
+
+
+def test_nothing_is_generated_beyond_the_last_iteration():
+    policy = Policy()
+
+    async def run():
+        source = policy.source(mode="async", max_staleness=4)
+        for iteration in range(1, 10):
+            policy.version = iteration - 1
+            await source.take(iteration, iteration - 1)
+        return await source.unfinished()
+
+    assert asyncio.run(run()) == []
+    assert len(policy.asked) == 9 * 4

@@ -131,6 +131,13 @@ def test_requests_beyond_the_room_wait_until_one_has_finished():
     assert [one.request_id for one in dispatcher.assign()[0]] == ["2"]
 
 
+def test_urgent_requests_go_before_all_that_wait():
+    requests = [GenerateRequest(str(i), (1,), SamplingParameters(1), 0, urgent=i > 1) for i in range(4)]
+    dispatcher = dispatcher_of(requests, engines=1, requests_per_engine=3)
+    assert [one.request_id for one in dispatcher.assign()[0]] == ["2", "3", "0"]
+    assert [one.request_id for one in dispatcher.take_waiting()] == ["1"]
+
+
 def test_usage_counts_overlapping_calls_once():
     clock = UsageClock()
     clock.begin(2)
