@@ -1,7 +1,7 @@
 """What the training side tells the driver. Pure data: imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlpipe.jit_monitor import JitReport
 from rlpipe.phases import Span
@@ -71,6 +71,7 @@ class RankUsage:
         `old_logprob`, `weight_sync`, `checkpoint`, each without its exchanges between processes, and those as
         `train_exchange`, `ref_logprob_exchange` and so on. They do not overlap.
     spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU. jit: what compiled.
+    metrics: of this rank alone, to be reduced over ranks as the metric dictionary says.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class RankUsage:
     part_seconds: dict[str, float]
     spans: tuple[Span, ...]
     jit: JitReport
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from actor import distributed
 from actor.checkpoint import Checkpointer
+from actor.comm_guard.install import install_comm_guard
 from actor.device import device_name, synchronize
 from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
@@ -50,6 +51,7 @@ class ActorWorker:
         install_optimizer_fixes()
         install_pipeline_fixes()
         watch_exchanges(self._clock, self._monitor.first_use)
+        self._guard = install_comm_guard(config.actor.comm_guard, rank)
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
@@ -132,13 +134,14 @@ class ActorWorker:
         report = self._monitor.drain()
         self._clock.keep_spans = keep_spans
         self._iteration = self._monitor.recorder.step = next_iteration
-        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans, report)
+        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans, report, self._guard.take())
 
     def stop(self) -> None:
         """Finish a running save and leave all groups."""
         if hasattr(self, "_trainer"):
             self._checkpointer.finish()
             self._sender.leave()
+        self._guard.uninstall()
         distributed.leave()
 
     @property

@@ -23,6 +23,8 @@ app = typer.Typer(
 
 dashboards = typer.Typer(help="Dashboards as code.", no_args_is_help=True)
 app.add_typer(dashboards, name="dashboard")
+commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
+app.add_typer(commguard, name="commguard")
 
 _INTERRUPTED = 130
 
@@ -205,6 +207,45 @@ def wandb_dashboard(
 
         view = workspace(entity, project)
         typer.echo(as_json(view) if dry_run else create(view))
+
+
+@commguard.command("profile")
+def profile_collectives(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    iterations: Annotated[int, typer.Option(min=2, help="Iterations to measure.")] = 3,
+    output: Annotated[Path, typer.Option(help="The policy file to write.")] = Path("comm-guard.yaml"),
+    tolerance_mebibytes: Annotated[
+        int, typer.Option(help="Fall of driver memory in a later call up to which an operation is skipped.")
+    ] = 128,
+    threshold_share: Annotated[float, typer.Option(help="Share of the device to keep free.")] = 0.04,
+    debug: Debug = False,
+) -> None:
+    """Train a few iterations, measure every collective, and write the policy that follows."""
+    with one_sentence(debug):
+        from rlpipe.commguard import profile
+
+        table = profile(
+            config,
+            overrides or [],
+            iterations=iterations,
+            output=output,
+            tolerance_bytes=tolerance_mebibytes * 2**20,
+            share=threshold_share,
+        )
+        typer.echo(f"{table}\npolicy: {output}")
+
+
+@commguard.command("show")
+def show_policy(
+    policy: Annotated[Path | None, typer.Argument(help="A policy file; the default policy when left out.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Print a policy with its evidence."""
+    with one_sentence(debug):
+        from rlpipe.commguard import show
+
+        typer.echo(show(policy))
 
 
 def main() -> None:

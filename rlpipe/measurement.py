@@ -11,6 +11,7 @@ from rlpipe.console import Console
 from rlpipe.efficiency import rollout_rate_per_gpu, training_metrics
 from rlpipe.iteration import IterationRecord
 from rlpipe.jit_monitor import JitReport, jit_metrics, refuse_alarms
+from rlpipe.metrics import reduce_over_ranks
 from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from
 from rlpipe.trace import write_trace
 
@@ -55,6 +56,7 @@ class Measurement:
         usages, engines = self._take(record.number)
         record.split("train", training_parts(usages), rest="train_other")
         record.add(rank_metrics(usages))
+        record.add(reduce_over_ranks([usage.metrics for usage in usages]))
         record.add(training_metrics(record, self._config, packs, usages))
         record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)

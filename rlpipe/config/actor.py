@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlpipe.config.base import Section
+from rlpipe.config.comm_guard import CommGuardConfig
 
 
 class ParallelConfig(Section):
@@ -114,6 +115,9 @@ class ActorConfig(Section):
 
     recompute: RecomputeConfig = RecomputeConfig()
     """Activation recomputation."""
+
+    comm_guard: CommGuardConfig = CommGuardConfig()
+    """Memory guard of collectives."""
 
     max_tokens_per_gpu: int = Field(8192, ge=1)
     """Hard token budget of a pack per GPU; a pack holds at most this times CP, padding included."""

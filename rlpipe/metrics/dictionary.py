@@ -5,10 +5,11 @@ A part in braces stands for a name known at run time, for instance a data set.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from statistics import fmean
 
 
 class Reduce(StrEnum):
@@ -146,6 +147,11 @@ _DECLARED = [
     Metric("perf/jit_alarms", "count", "kernels that compiled after warm-up, likewise"),
     Metric("perf/jit_stalls", "count", "calls whose stacks were dumped because they took far longer than usual"),
     Metric("perf/step_excluding_jit_seconds", "seconds", "the step less `perf/jit_seconds`"),
+    Metric("guard/checks", "count", "collectives preceded by a look at free device memory", Reduce.SUM),
+    Metric("guard/skips", "count", "collectives of devices that the policy lets pass", Reduce.SUM),
+    Metric("guard/cleanups", "count", "times PyTorch's unused memory was given back", Reduce.SUM),
+    Metric("guard/probe_seconds", "seconds", "asking the driver, on the rank where it took longest", Reduce.MAX),
+    Metric("guard/cleanup_seconds", "seconds", "giving memory back, on the rank where it took longest", Reduce.MAX),
     Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
     Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),
     Metric(
@@ -211,3 +217,15 @@ def check_names(names: Iterable[str]) -> None:
     unknown = sorted(name for name in names if not _pattern().fullmatch(name))
     if unknown:
         raise KeyError(f"metrics not declared in rlpipe/metrics/dictionary.py: {', '.join(unknown)}")
+
+
+def reduce_over_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One value for each metric from those of the ranks that have it. KeyError for a name that is not declared, or
+    declared without a reduction."""
+    values: dict[str, list[float]] = {}
+    for name, value in (item for rank in ranks for item in rank.items()):
+        values.setdefault(name, []).append(value)
+    return {name: _REDUCTIONS[METRICS[name].reduce](found) for name, found in values.items()}
+
+
+_REDUCTIONS: dict[Reduce, Callable[[Sequence[float]], float]] = {Reduce.SUM: sum, Reduce.MEAN: fmean, Reduce.MAX: max}

@@ -1,0 +1,161 @@
+"""What the guard's tests run inside spawned workers, on real Gloo groups with a driver that says what it is told."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from actor.comm_guard.guard import CommGuard
+from actor.comm_guard.policy import Policy, load_policy
+
+GLOO = ("gloo",)
+
+
+class ToldDriver:
+    """A driver whose free memory the test sets; a clean-up frees nothing."""
+
+    def __init__(self) -> None:
+        self.free_bytes, self.clean_ups = 500, 0
+
+    def memory(self) -> tuple[int, int]:
+        return self.free_bytes, 1000
+
+    def allocator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def clean_up(self) -> None:
+        self.clean_ups += 1
+
+
+def guard(driver: ToldDriver, policy: Policy | None = None, **options: Any) -> CommGuard:
+    return CommGuard(policy or Policy(), driver, ttl_seconds=0.0, recovery=1.25, **({"backends": GLOO} | options))
+
+
+def calls(rank: int, count: int) -> dict[str, Any]:
+    """Every collective that Gloo has, by the name the caller uses: each returns the tensors it wrote."""
+
+    def mine() -> torch.Tensor:
+        return torch.arange(float(count)) * 1.1 + rank
+
+    def empty(size: int) -> torch.Tensor:
+        return torch.zeros(size)
+
+    def wrote(function: Any, output: Any, *arguments: Any, **named: Any) -> Any:
+        function(output, *arguments, **named)
+        return output
+
+    def objects() -> list[Any]:
+        return wrote(dist.all_gather_object, [None] * count, {"rank": rank})
+
+    def broadcast_objects() -> list[Any]:
+        return wrote(dist.broadcast_object_list, [rank, "text"], 0)
+
+    def batch() -> list[torch.Tensor]:
+        received = empty(count)
+        operations = [
+            dist.P2POp(dist.isend, mine(), (rank + 1) % count),
+            dist.P2POp(dist.irecv, received, (rank - 1) % count),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return [received]
+
+    parts = [mine() + index for index in range(count)]
+    return {
+        "all_reduce": lambda: [wrote(dist.all_reduce, mine())],
+        "all_gather": lambda: wrote(dist.all_gather, [empty(count) for _ in range(count)], mine()),
+        "all_gather_into_tensor": lambda: [wrote(dist.all_gather_into_tensor, empty(count * count), mine())],
+        "_all_gather_base": lambda: [wrote(dist._all_gather_base, empty(count * count), mine())],
+        "reduce_scatter_tensor": lambda: [wrote(dist.reduce_scatter_tensor, empty(1), mine())],
+        "_reduce_scatter_base": lambda: [wrote(dist._reduce_scatter_base, empty(1), mine())],
+        "all_to_all_single": lambda: [wrote(dist.all_to_all_single, empty(count), mine())],
+        "broadcast": lambda: [wrote(dist.broadcast, mine(), 0)],
+        "reduce": lambda: [wrote(dist.reduce, mine(), 0)],
+        "reduce_scatter": lambda: [wrote(dist.reduce_scatter, empty(count), parts)],
+        "gather": lambda: wrote_gather(rank, count, mine()),
+        "scatter": lambda: [wrote(dist.scatter, empty(count), parts if rank == 0 else None, src=0)],
+        "barrier": lambda: [] if dist.barrier() is None else [],
+        "batch_isend_irecv": batch,
+        "all_gather_object": objects,
+        "broadcast_object_list": broadcast_objects,
+    }
+
+
+def wrote_gather(rank: int, count: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+    output = [torch.zeros(count) for _ in range(count)] if rank == 0 else None
+    dist.gather(tensor, output, dst=0)
+    return output or []
+
+
+def probes_by_alias(rank: int, count: int) -> dict[str, Any]:
+    """Probes of each call, whether its result is bit-equal to the unwrapped one's, and what a call leaves behind."""
+    functions = calls(rank, count)
+    plain = {name: function() for name, function in functions.items()}
+    methods = dict(vars(ProcessGroup))
+    watching = guard(ToldDriver())
+    watching.install()
+    probes, equal = {}, {}
+    for name, function in functions.items():
+        result = function()
+        probes[name] = watching.take()["guard/checks"]
+        equal[name] = all(
+            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+            for a, b in zip(result, plain[name], strict=True)
+        )
+    watching.uninstall()
+    return {"probes": probes, "equal": equal, "untouched": dict(vars(ProcessGroup)) == methods}
+
+
+def episodes(rank: int, count: int) -> dict[str, Any]:
+    """Clean-ups while memory is short, worse, well again, and short again; then the calls on unwatched groups."""
+    driver = ToldDriver()
+    watching = guard(driver)
+    watching.install()
+    clean_ups = []
+    for free_bytes in (500, 39, 39, 45, 39, 19, 19, 500, 39):  # the threshold is 40
+        driver.free_bytes = free_bytes
+        dist.all_reduce(torch.ones(2))
+        clean_ups.append(driver.clean_ups)
+    watching.uninstall()
+    unwatched = guard(driver, backends=("nccl",))
+    unwatched.install()
+    dist.all_reduce(torch.ones(2))
+    metrics = unwatched.take()
+    unwatched.uninstall()
+    return {"clean_ups": clean_ups, "unwatched": metrics["guard/checks"] + metrics["guard/skips"]}
+
+
+def default_policy(rank: int, count: int) -> list[dict[str, float]]:
+    """Three iterations of a skipped and a guarded operation: the first use is probed, later only the guarded one."""
+    watching = guard(ToldDriver(), load_policy())
+    watching.install()
+    found = []
+    for _ in range(3):
+        for _ in range(5):
+            dist.all_to_all_single(torch.zeros(count), torch.ones(count))
+        dist.all_reduce(torch.ones(2))
+        found.append(watching.take())
+    watching.uninstall()
+    return found
+
+
+def failures(rank: int, count: int) -> list[Any]:
+    """What an operation's failure says: for want of memory, and for another reason."""
+    entry = vars(ProcessGroup)["allreduce"]
+    found = []
+    for message in ("CUDA error: out of memory", "connection closed"):
+
+        def fail(group: Any, *arguments: Any, message: str = message) -> None:
+            raise RuntimeError(message)
+
+        ProcessGroup.allreduce = fail
+        watching = guard(ToldDriver())
+        watching.install()
+        try:
+            dist.all_reduce(torch.ones(1024))
+        except Exception as error:
+            found.append((type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", [])])))
+        watching.uninstall()
+        ProcessGroup.allreduce = entry
+    return found
