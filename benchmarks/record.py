@@ -1,0 +1,131 @@
+"""Run benchmarks, keep what they print with host and versions, and make docs/performance.md of all that is kept.
+
+    python benchmarks/record.py packing rewards ...     run these and render the page
+    python benchmarks/record.py                         render the page again
+
+Raw results lie in benchmarks/results/NAME.HOST.json; nothing on the page is typed by hand but what a benchmark is for.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+RESULTS = PROJECT / "benchmarks" / "results"
+PAGE = PROJECT / "docs" / "performance.md"
+PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl")
+
+BENCHMARKS = {
+    "cpu_step": (
+        "One iteration beside TRL's GRPOTrainer",
+        "Same policy, prompts, group size, lengths, reward and optimizer. TRL generates with transformers, one padded "
+        "batch; the aim is twice its tokens per second.",
+    ),
+    "modes": (
+        "Rollout modes",
+        "The demo three times. Generation and training take about as long as each other, so in mode `sync` either side "
+        "is idle half of the time; one iteration ahead, neither should be.",
+    ),
+    "rollout": (
+        "The pool beside raw SGLang",
+        "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding.",
+    ),
+    "packing": (
+        "Packing",
+        "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",
+    ),
+    "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
+    "monitoring_overhead": ("What monitoring costs", "At most 0.5 % of a step is allowed."),
+}
+"""Name of the file, title, and what its figures are to be compared with."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one benchmark printed, and where."""
+
+    name: str
+    command: str
+    date: str
+    host: str
+    versions: dict[str, str]
+    output: str
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        sys.exit(f"unknown benchmarks {', '.join(unknown)}: use {', '.join(BENCHMARKS)}")
+    for name in names:
+        result = run(name)
+        RESULTS.mkdir(exist_ok=True)
+        file = RESULTS / f"{name}.{'cuda' if 'GPU' in result.host else 'cpu'}.json"
+        file.write_text(json.dumps(asdict(result), indent=1) + "\n")
+    PAGE.write_text(page([Result(**json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json"))]))
+
+
+def run(name: str) -> Result:
+    """Run `benchmarks/NAME.py` without arguments. Raises CalledProcessError when it fails."""
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{name}.py"], cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    date = datetime.now(UTC).date().isoformat()
+    return Result(name, f"python benchmarks/{name}.py", date, host(), versions(), done.stdout.strip())
+
+
+def host() -> str:
+    """Processor, cores and GPUs of this machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    text = f"{len(os.sched_getaffinity(0))} cores of {model}"
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    except FileNotFoundError:
+        listed = []
+    gpus = [line.split(":")[1].split("(")[0].strip() for line in listed]
+    return f"{text}, {len(gpus)} x GPU {gpus[0]}" if gpus else text
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide speed; those that are not there are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def page(results: list[Result]) -> str:
+    """docs/performance.md."""
+    lines = [
+        "# Performance",
+        "",
+        "Made by `python benchmarks/record.py` from what the benchmarks print. Shared machines are noisy: a ratio",
+        "within one run says more than a figure by itself.",
+    ]
+    for name, (title, floor) in BENCHMARKS.items():
+        for result in (one for one in results if one.name == name):
+            packages = ", ".join(f"{package} {number}" for package, number in result.versions.items())
+            lines += [
+                "",
+                f"## {title}",
+                "",
+                floor,
+                "",
+                f"`{result.command}`, {result.date}, {result.host}; {packages}.",
+            ]
+            lines += ["", "```text", *result.output.splitlines(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
