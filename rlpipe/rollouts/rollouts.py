@@ -81,13 +81,15 @@ class Rollouts:
         self._wait(self._source.settle())
 
     def run(self, asks: Sequence[Ask]) -> list[Sample]:
-        """One graded sample for each of `asks`, in their order, by the policy alone."""
+        """One sample for each of `asks`, in their order: graded, unless it failed."""
         there: list[Sample] = []
 
         async def one(ask: Ask) -> Sample:
-            conversation = self._conversation(ask)
-            await self._inputs.generate(conversation)
-            sample = await self._grade(conversation.sample())
+            sample = (await self._respond(ask, Begun())).sample
+            if sample is None:
+                raise RolloutError(f"sample {ask.sample_id} was interrupted, which no evaluation should be")
+            if sample.status is not Status.FAILED:
+                sample = await self._grade(sample)
             there.append(sample)
             return sample
 

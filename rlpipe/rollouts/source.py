@@ -150,7 +150,7 @@ class GroupSource:
 
     async def settle(self) -> None:
         """Returns when no group is in flight, in the mode whose responses finish before the weights change."""
-        if self._config.mode == "one_step_off" and self._tasks:
+        while self._config.mode == "one_step_off" and self._tasks:  # a dropped group begins another
             await asyncio.wait(list(self._tasks))
         if self._error is not None:
             raise self._error

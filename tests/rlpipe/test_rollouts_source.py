@@ -188,6 +188,19 @@ def test_one_step_off_generates_the_next_iteration_during_training_and_settles_b
     assert {span.version for sample in second.samples for span in sample.versions} == {0}
 
 
+def test_settling_waits_for_the_replacements_of_dropped_groups_too():
+    policy = Policy(turns=lambda ask: 3, score=lambda s: float(s.group_id not in "23" and s.sample_id.endswith("0")))
+
+    async def run():
+        source = policy.source(mode="one_step_off", filters=["equal_rewards"])
+        await source.take(1, 0)
+        await source.settle()
+        return policy.running
+
+    assert asyncio.run(run()) == 0
+    assert {name.split("-")[0] for name in policy.asked} == set("012345")
+
+
 def test_async_hands_out_groups_as_they_finish_within_the_staleness():
     policy = Policy(turns=lambda ask: 500 if ask.group_id == "0" else 1)
 
