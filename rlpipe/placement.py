@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay
+
 from rlpipe.config.root import Config
 from rlpipe.errors import ResourceError
 
@@ -38,38 +40,53 @@ def ray_cluster(config: Config) -> Iterator[None]:
     import ray
 
     _check_reachable(config.ray.address)
-    environment = {"env_vars": config.ray.environment} if config.ray.environment else None
     try:
         if config.ray.address:
-            ray.init(
-                address=config.ray.address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace=config.run.name,
-                runtime_env=environment,
-            )
+            _init_ray(config, address=config.ray.address)
         else:
-            ray.init(
-                num_cpus=config.ray.cpus or _workers(config) + 1,
-                object_store_memory=config.ray.object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace=config.run.name,
-                runtime_env=environment,
-            )
+            _start_ray(config)
     except Exception as error:
-        # A raylet that is slow to start is reported by Ray as a bare Exception.
-        if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and type(error) is not Exception:
+        if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and not _is_slow_start(error):
             raise
         first = str(error).splitlines()[0]
-        where = config.ray.address or "on this machine"
-        raise ResourceError(f"ray: no cluster at {where}: {first}; check ray.address") from None
+        where = f"at {config.ray.address}" if config.ray.address else "on this machine"
+        raise ResourceError(f"ray: no cluster {where}: {first}; check ray.address") from None
     try:
         _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
         yield
     finally:
         ray.shutdown()
+
+
+def _start_ray(config: Config) -> None:
+    """Ray gives its own processes 30 seconds to start, too few on a busy machine; `deadlines.start_seconds` counts."""
+    attempts = Retrying(
+        retry=retry_if_exception(_is_slow_start), stop=stop_after_delay(config.deadlines.start_seconds), reraise=True
+    )
+    attempts(
+        _init_ray,
+        config,
+        num_cpus=config.ray.cpus or _workers(config) + 1,
+        object_store_memory=config.ray.object_store_bytes,
+        include_dashboard=False,
+    )
+
+
+def _init_ray(config: Config, **where: Any) -> None:
+    import ray
+
+    ray.init(
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=config.run.name,
+        runtime_env={"env_vars": config.ray.environment} if config.ray.environment else None,
+        **where,
+    )
+
+
+def _is_slow_start(error: BaseException) -> bool:
+    """Ray reports processes of its own that are slow to start as a bare Exception."""
+    return type(error) is Exception and "timed out during startup" in str(error)
 
 
 def _wait_for_nodes(wanted: int, deadline_seconds: float) -> None:

@@ -114,7 +114,9 @@ def test_metrics_are_declared_and_averaged_over_those_that_have_them() -> None:
 
 def sample(number: int) -> Sample:
     reward = Reward(1.0, True, "equal", {"format": 1.0})
-    return Sample(f"s{number}", "g", prompt("d"), (1, 2), "five", (0.0, 0.0), (1, 1), (), Status.TRUNCATED, 0, reward)
+    return Sample(
+        f"s{number}", "g", prompt("d"), (1, 2), "five", (0.0, 0.0), (1, 1), (), Status.TRUNCATED, 0, reward=reward
+    )
 
 
 def test_a_table_of_graded_samples_is_spread_over_all() -> None:

@@ -1,0 +1,54 @@
+"""Starting a cluster on this machine when Ray's own processes are slow."""
+
+import pytest
+import ray
+
+from rlpipe.config.load import load_config
+from rlpipe.config.root import Config
+from rlpipe.errors import ResourceError
+from rlpipe.placement import ray_cluster
+from tests.rlpipe.run_support import PROJECT
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+def config(start_seconds: float) -> Config:
+    return load_config(
+        PROJECT / "configs/demo/arithmetic.yaml", ["ray.cpus=3", f"deadlines.start_seconds={start_seconds}"]
+    )
+
+
+def fail_first(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> list[dict]:
+    """Ray, started with one of `errors` at a time until there is none left; the calls, in order."""
+    calls: list[dict] = []
+
+    def init(**settings: object) -> None:
+        calls.append(settings)
+        if errors:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "NodeManagerAddress": "here"}])
+    return calls
+
+
+def test_a_slow_start_of_ray_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail_first(monkeypatch, [Exception(SLOW), Exception(SLOW)])
+    with ray_cluster(config(30)):
+        assert [call["num_cpus"] for call in calls] == [3, 3, 3]
+
+
+def test_a_start_that_stays_slow_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_first(monkeypatch, [Exception(SLOW)] * 10_000)
+    with pytest.raises(ResourceError, match="no cluster on this machine"), ray_cluster(config(0.01)):
+        pass
+
+
+def test_other_failures_of_ray_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail_first(monkeypatch, [ValueError("num_cpus is wrong"), ValueError("never reached")])
+    with pytest.raises(ResourceError, match="num_cpus is wrong"), ray_cluster(config(30)):
+        pass
+    assert len(calls) == 1
+    calls = fail_first(monkeypatch, [KeyError("a bug")])
+    with pytest.raises(KeyError), ray_cluster(config(30)):
+        pass
