@@ -41,6 +41,10 @@ BENCHMARKS = {
         "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",
     ),
     "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
+    "comm_guard": (
+        "The guard of collectives",
+        "Calls that the policy skips may cost 1 % more than without the guard.",
+    ),
     "monitoring_overhead": ("What monitoring costs", "At most 0.5 % of a step is allowed."),
 }
 """Name of the file, title, and what its figures are to be compared with."""

@@ -24,8 +24,7 @@ def ifeval(
 
     The instructions of IFEval (arXiv 2311.07911), by the ids of its data set: columns `instruction_id_list` and
     `kwargs` of the row, or a JSON label with these keys. `loose` is its lenient accuracy: an instruction also counts as
-    followed if it is without the first line, the last line, both, or asterisks. Raises ValueError for an unknown id;
-    `language:response_language` is the one instruction of IFEval that is not known here.
+    followed if it is without the first line, the last line, both, or asterisks. Raises ValueError for an unknown id.
     """
     answer = after_thinking(response).strip()
     instructions = _instructions(label, metadata or {})

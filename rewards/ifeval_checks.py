@@ -1,14 +1,16 @@
 """The checks of IFEval (arXiv 2311.07911), one small function per instruction id.
 
 Each takes the response and the keyword arguments of the data set. Words are what regular expressions call words and
-sentences end at `.`, `!` or `?`, where the reference uses nltk; capital letters are checked without asking what
-language the response is in.
+sentences end at `.`, `!` or `?`, where the reference uses nltk. Languages are told by the library of the reference,
+which lets a text without letters pass.
 """
 
 import json
 import re
 from collections.abc import Callable
 from typing import Any
+
+from rewards.language import language_of
 
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -133,6 +135,10 @@ def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> 
     return _compare(sum(word.isupper() for word in _words(text)), capital_relation, capital_frequency)
 
 
+def _is_language(text: str, language: str) -> bool:
+    return language_of(text) in (language, None)
+
+
 CHECKS: dict[str, Callable[..., Any]] = {
     "keywords:existence": _has_keywords,
     "keywords:frequency": _keyword_frequency,
@@ -155,7 +161,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "startend:end_checker": _ends_with,
     "startend:quotation": _quoted,
     "change_case:capital_word_frequency": _capital_words,
-    "change_case:english_capital": str.isupper,
-    "change_case:english_lowercase": str.islower,
+    "change_case:english_capital": lambda text: text.isupper() and _is_language(text, "en"),
+    "change_case:english_lowercase": lambda text: text.islower() and _is_language(text, "en"),
+    "language:response_language": _is_language,
     "punctuation:no_comma": lambda text: "," not in text,
 }

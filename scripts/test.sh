@@ -22,7 +22,7 @@ hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 # The second part looks at the whole machine, so it runs when nothing else does. Either may have nothing to run.
 empty=0
 run_tests() { python -m pytest "$@" || { [ $? -eq 5 ] && empty=$((empty + 1)); }; }
-run_tests -m "$selection not alone" --numprocesses 2 --dist loadgroup "$@"
+run_tests -m "$selection not alone" --numprocesses 2 --no-loadscope-reorder "$@"
 run_tests -m "$selection alone" "$@"
 if [ "$empty" -eq 2 ]; then
   echo "test: no test was selected" >&2

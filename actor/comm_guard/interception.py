@@ -18,8 +18,9 @@ Method = Callable[..., Any]
 MakeMethod = Callable[[str, Method], Method]
 
 
-def intercept(make: MakeMethod, make_end_of_batch: Callable[[Method], Method]) -> Callable[[], None]:
-    """Replace each collective method by `make(operation, original)`. Returns how to put the very same methods back.
+def intercept(make: MakeMethod, make_end_of_batch: Callable[[Method], Method] | None = None) -> Callable[[], None]:
+    """Replace each collective method by `make(operation, original)`, and where batches of sends and receives are
+    launched if that is wanted. Returns how to put the very same methods back.
 
     Raises ActorError, before anything is replaced, if torch lacks an operation.
     """
@@ -28,7 +29,7 @@ def intercept(make: MakeMethod, make_end_of_batch: Callable[[Method], Method]) -
         for operation in OPERATIONS
         for method in methods_of(operation, vars(ProcessGroup))
     }
-    replaced: dict[str, Any] = {END_OF_BATCH: make_end_of_batch, **methods}
+    replaced: dict[str, Any] = methods if make_end_of_batch is None else {END_OF_BATCH: make_end_of_batch, **methods}
     # The class's own entries: what getattr gives is no method any more when it is set again.
     entries = {name: vars(ProcessGroup)[name] for name in replaced}
     for name, make_method in replaced.items():

@@ -40,7 +40,7 @@ class Observer:
         self._undo: Callable[[], None] | None = None
 
     def install(self) -> None:
-        self._undo = intercept(self._make, lambda original: original)
+        self._undo = intercept(self._make)
 
     def uninstall(self) -> None:
         """Put torch.distributed back as it was, and leave the evidence, now with what a clean-up costs."""

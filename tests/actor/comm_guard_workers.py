@@ -1,5 +1,6 @@
 """What the guard's tests run inside spawned workers, on real Gloo groups with a driver that says what it is told."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from actor.comm_guard.guard import CommGuard
-from actor.comm_guard.policy import Policy, load_policy
+from actor.comm_guard.observer import Observer
+from actor.comm_guard.policy import Policy, Stack, load_policy
 
 GLOO = ("gloo",)
 
@@ -159,3 +161,76 @@ def failures(rank: int, count: int) -> list[Any]:
         watching.uninstall()
         ProcessGroup.allreduce = entry
     return found
+
+
+def observed(rank: int, count: int, folder: str, driver_version: str) -> dict[str, Any]:
+    """An observer's run: the first all_reduce takes 100 bytes, each broadcast 7; returns its two sets of metrics."""
+    driver = ToldDriver()
+    stack = Stack(device="told", driver=driver_version.format(rank=rank), nccl="2", torch=torch.__version__)
+    observer = Observer(driver, stack, Path(folder), rank, backends=GLOO)
+    methods = dict(vars(ProcessGroup))
+
+    def taking(name: str, amounts: list[int]) -> Any:
+        original = methods[name]
+
+        def take(group: Any, *arguments: Any) -> Any:
+            driver.free_bytes -= amounts.pop(0)
+            return original.__get__(group)(*arguments)
+
+        return take
+
+    ProcessGroup.allreduce = taking("allreduce", [100, 0, 0])
+    ProcessGroup.broadcast = taking("broadcast", [7, 7 + rank])
+    observer.install()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+    first = observer.take()
+    for _ in range(2):
+        dist.broadcast(torch.ones(30_000), 0)
+    dist.all_to_all_single(torch.zeros(count), torch.ones(count))
+    second = observer.take()
+    observer.uninstall()
+    for name in ("allreduce", "broadcast"):
+        setattr(ProcessGroup, name, methods[name])
+    return {"metrics": [first, second], "untouched": dict(vars(ProcessGroup)) == methods}
+
+
+def ages(rank: int, count: int) -> list[int]:
+    """Driver calls after each of six calls, one a second, with readings believed for two and a half seconds."""
+    driver = ToldDriver()
+    asked = [0]
+    memory = driver.memory
+
+    def count_calls() -> tuple[int, int]:
+        asked[0] += 1
+        return memory()
+
+    driver.memory = count_calls
+    now = [0.0]
+    policy = Policy(guard_first_use=False)
+    watching = CommGuard(policy, driver, ttl_seconds=2.5, recovery=1.25, backends=GLOO, clock=lambda: now[0])
+    watching.install()
+    found = []
+    for moment in range(6):
+        now[0] = float(moment)
+        dist.all_reduce(torch.ones(2))
+        found.append(asked[0])
+    watching.uninstall()
+    return found
+
+
+def coalesced(rank: int, count: int) -> dict[str, Any]:
+    """Metrics and results of operations started together, and of what functional collectives start."""
+    watching = guard(ToldDriver())
+    watching.install()
+    tensors = [torch.ones(2) * (rank + 1), torch.ones(3)]
+    with dist._coalescing_manager(async_ops=False):
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    together = watching.take()["guard/checks"]
+    from torch.distributed import _functional_collectives as functional
+
+    result = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    functional.wait_tensor(result)
+    watching.uninstall()
+    return {"sum": tensors[0][0].item(), "together": together, "functional": result.tolist()}

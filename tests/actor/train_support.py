@@ -74,11 +74,13 @@ def make_pack(lengths: Sequence[int], seed: int, denominator: float, multiple: i
 
 
 def run_processes(count: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 240) -> list[Any]:
-    """`function(rank, count, store, *arguments)` in `count` spawned processes; their results in rank order.
+    """`function(rank, count, *arguments)` in `count` fresh processes; their results in rank order.
 
-    Fails with the traceback of the first process that fails.
+    They come from a server that has imported torch and Megatron and done nothing else. Fails with the traceback of the
+    first process that fails.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.actor.worker_imports"])
     answers, ports = context.Queue(), context.Queue()
     processes = [
         context.Process(target=_run, args=(rank, count, ports, answers, function, arguments)) for rank in range(count)

@@ -120,6 +120,9 @@ IFEVAL = [
         "ONE two",
     ),
     ("change_case:english_capital", {}, "ALL OF IT.", "Not all."),
+    ("change_case:english_capital", {}, "HERE IS ALL OF IT.", "DAS IST LEIDER NICHT ENGLISCH."),
+    ("language:response_language", {"language": "de"}, "Das ist ein deutscher Satz.", "This is an English sentence."),
+    ("language:response_language", {"language": "hi"}, "यह वाक्य हिंदी में है।", "यह वाक्य मराठी भाषेत आहे."),
     ("change_case:english_lowercase", {}, "all of it.", "Not all."),
     ("punctuation:no_comma", {}, "none", "a, b"),
 ]
@@ -146,8 +149,8 @@ def test_ifeval_from_columns_with_share_and_lenience() -> None:
     assert (strict.score, strict.correct) == (0.0, False)
     loose = rewards.grade("ifeval", 'Sure, here:\n"quoted"', "", loose=True, metadata=metadata)
     assert (loose.score, loose.correct) == (1.0, True)
-    with pytest.raises(ValueError, match="language:response_language"):
-        rewards.grade("ifeval", "x", '{"instruction_id_list": ["language:response_language"], "kwargs": [{}]}')
+    with pytest.raises(ValueError, match="language:unheard_of"):
+        rewards.grade("ifeval", "x", '{"instruction_id_list": ["language:unheard_of"], "kwargs": [{}]}')
 
 
 def test_weighted_sums_scores_and_keeps_the_parts() -> None:
