@@ -32,6 +32,11 @@ BENCHMARKS = {
         "The demo three times. Generation and training take about as long as each other, so in mode `sync` either side "
         "is idle half of the time; one iteration ahead, neither should be.",
     ),
+    "actor_layers": (
+        "The actor's layers",
+        "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
+        "of a pass is memory traffic between products, launches and kernels below that speed.",
+    ),
     "rollout": (
         "The pool beside raw SGLang",
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding.",

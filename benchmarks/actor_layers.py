@@ -1,0 +1,194 @@
+"""The actor's layers alone: TFLOP/s of forward and backward over one pack, without head, loss and optimizer.
+
+    python benchmarks/actor_layers.py [--backend fla] [--packs 4x2048,1x8192] [--profile] [--eager] [--tiny]
+
+On a GPU: 8 layers of Qwen3.5-35B-A3B (6 Gated DeltaNet, 2 softmax attention, 256 experts) in bfloat16 with random
+weights; elsewhere tiny ones in float32. Model FLOPs count the causal half (docs/flops.md) and no head. The ceiling is
+what a large matrix product reaches on the same device in the same run.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from kernel_groups import kernel_times, print_groups
+from layer_shapes import hybrid_config
+
+from actor.device import compute_device, device_name, synchronize
+from actor.distributed import join_processes, leave, start_model_parallel
+from actor.layers.packed import PackInputs, pack_to_device
+from actor.models.build import build_model, read_model
+from actor.models.policy import PolicyModel
+from actor.runtime import install_megatron_runtime
+from rlpipe.config.actor import ActorConfig
+from rlpipe.flops import Part, model_flops, model_shape
+from rlpipe.pack import Pack
+
+_LAYERS = 8
+_VOCABULARY = 1024  # only embeddings depend on it
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured. `ceiling` is the side of the matrix product."""
+
+    tiny: bool
+    packs: str
+    dtype: str
+    ceiling: int
+
+
+ON_GPU = Sizes(tiny=False, packs="4x2048,1x8192,2x8192,4x8192,1x32768", dtype="bfloat16", ceiling=8192)
+ELSEWHERE = Sizes(tiny=True, packs="4x64,1x256", dtype="float32", ceiling=512)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one pack. Seconds of a forward and backward pass: of the first, and the median of the later ones."""
+
+    first_seconds: float
+    seconds: float
+    peak_bytes: int
+
+
+def main() -> None:
+    options = _options()
+    sizes = ON_GPU if torch.cuda.is_available() and not options.tiny else ELSEWHERE
+    install_megatron_runtime()
+    if options.eager:
+        torch.compiler.set_stance("force_eager")
+    join_processes(dist.HashStore(), 0, 1, timeout_seconds=600)
+    actor = ActorConfig(dtype=sizes.dtype, gdn_backend=options.backend, threads=1)
+    start_model_parallel(actor, seed=0)
+    config = hybrid_config(_LAYERS, _VOCABULARY, sizes.tiny)
+    policy = _policy(config, actor)
+    shape = model_shape(config)
+    ceiling = _ceiling_tflops(sizes)
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
+    print(
+        f"Gated DeltaNet on {_gdn_backend(policy)}, element-wise functions {'eager' if options.eager else 'compiled'}"
+    )
+    print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product)")
+    print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
+    for lengths in _lengths(options.packs or sizes.packs):
+        inputs = pack_to_device(_pack(lengths), compute_device())
+        flops = model_flops(shape, lengths)
+        layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
+        _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
+        if options.profile:
+            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), largest=4)
+    leave()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("auto", "fla", "flashqla", "torch"), default="auto")
+    parser.add_argument("--packs", help="sequences x tokens, for instance 4x2048,1x8192")
+    parser.add_argument("--rounds", type=int, default=5, help="timed passes of each pack")
+    parser.add_argument("--profile", action="store_true", help="time by kind of kernel for each pack")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--tiny", action="store_true", help="small layers and packs, as on a CPU")
+    return parser.parse_args()
+
+
+def _policy(config: dict, actor: ActorConfig) -> PolicyModel:
+    (policy,) = build_model(read_model(config), actor)
+    generator = torch.Generator(compute_device()).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith("A_log"):
+                parameter.uniform_(1, 16, generator=generator).log_()
+            elif parameter.ndim > 1:
+                parameter.normal_(std=0.02, generator=generator)
+    return policy
+
+
+def _gdn_backend(policy: PolicyModel) -> str:
+    return policy.decoder.layers[0].self_attention.kernels.backend
+
+
+def _lengths(packs: str) -> list[tuple[int, ...]]:
+    """`4x2048,1x8192` -> [(2048, 2048, 2048, 2048), (8192,)]."""
+    counts = [pack.split("x") for pack in packs.split(",")]
+    return [(int(tokens),) * int(sequences) for sequences, tokens in counts]
+
+
+def _pack(lengths: tuple[int, ...]) -> Pack:
+    total = sum(lengths)
+    zeros = np.zeros(total, np.float32)
+    token_ids = np.random.default_rng(0).integers(0, _VOCABULARY, total)
+    ends = (0, *np.cumsum(lengths).tolist())
+    return Pack(
+        sample_ids=tuple(str(index) for index in range(len(lengths))),
+        token_ids=token_ids,
+        targets=token_ids,
+        position_ids=np.concatenate([np.arange(length) for length in lengths]),
+        loss_mask=zeros,
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        cu_seqlens=ends,
+        cu_seqlens_padded=ends,
+    )
+
+
+def _pass(policy: PolicyModel, inputs: PackInputs) -> None:
+    """Forward and backward; the gradient of the hidden states is the hidden states themselves."""
+    for parameter in policy.parameters():
+        parameter.grad = None
+    hidden = policy(inputs)
+    hidden.backward(hidden.detach())
+    synchronize()
+
+
+def _measure(policy: PolicyModel, inputs: PackInputs, rounds: int) -> Measured:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    first = _seconds(lambda: _pass(policy, inputs))
+    _pass(policy, inputs)
+    later = [_seconds(lambda: _pass(policy, inputs)) for _ in range(rounds)]
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return Measured(first, median(later), peak)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _ceiling_tflops(sizes: Sizes) -> float:
+    side, device = sizes.ceiling, compute_device()
+    left, right = (torch.randn(side, side, device=device, dtype=getattr(torch, sizes.dtype)) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def products(count: int) -> None:
+        for _ in range(count):
+            torch.mm(left, right, out=out)
+        synchronize()
+
+    products(3)
+    return 10 * 2 * side**3 / min(_seconds(lambda: products(10)) for _ in range(3)) / 1e12
+
+
+def _report(lengths: tuple[int, ...], measured: Measured, tera_flops: float, ceiling: float) -> None:
+    name, speed = f"{len(lengths)}x{lengths[0]}", tera_flops / measured.seconds
+    print(
+        f"{name:>10}{measured.first_seconds:10.1f}{measured.seconds * 1e3:10.1f}{speed:10.2f}{speed / ceiling:12.1%}"
+        f"{sum(lengths) / measured.seconds:12,.0f}{measured.peak_bytes / 2**30:10.1f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

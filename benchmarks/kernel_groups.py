@@ -1,0 +1,72 @@
+"""Where a device's time goes: seconds of a profiled call by kind of kernel."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+GROUPS = (
+    ("compiled element-wise", r"^triton_(poi|red|per)_"),
+    ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape"),
+    ("short convolution", r"causal_conv"),
+    (
+        "Gated DeltaNet",
+        r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|qla|gdr",
+    ),
+    ("softmax attention", r"flash|fmha|scaled_dot_product"),
+    ("norms", r"norm|rms|GammaBeta"),
+    ("dense GEMM", r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|aten::(mm|addmm|bmm)$"),
+    ("sort", r"sort|radix|topk|bitonic|scan|cumsum"),
+    ("index and scatter", r"index|scatter|gather|embedding|masked"),
+    ("copies, casts, cat, fill", r"copy|memcpy|memset|fill|CatArray|aten::(cat|clone|zero_)$"),
+    (
+        "element-wise and sums",
+        r"elementwise|reduce|softmax|silu|sigmoid|aten::(add_?|mul|sum|exp|sub|neg)$",
+    ),
+)
+"""Kinds of kernels and the pattern of their names; the first that matches counts."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All runs of one kernel."""
+
+    name: str
+    seconds: float
+    calls: int
+
+
+def kernel_times(call: Callable[[], object]) -> list[KernelTime]:
+    """The device's kernels of `call`, which must end with a synchronization; operators on a machine without a GPU."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        call()
+    events = [event for event in recorded.key_averages() if not event.key.startswith("autograd::")]
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    if kernels:
+        return [KernelTime(event.key, event.self_device_time_total / 1e6, event.count) for event in kernels]
+    return [KernelTime(event.key, event.self_cpu_time_total / 1e6, event.count) for event in events]
+
+
+def group_of(kernel: str) -> str:
+    """The kind of a kernel by its name."""
+    return next((group for group, pattern in GROUPS if re.search(pattern, kernel, re.IGNORECASE)), "other")
+
+
+def print_groups(times: list[KernelTime], largest: int) -> None:
+    """Milliseconds and share of every kind, and its `largest` kernels."""
+    members: dict[str, list[KernelTime]] = defaultdict(list)
+    for one in times:
+        members[group_of(one.name)].append(one)
+    total = sum(one.seconds for one in times)
+    print(f"  {total * 1e3:.1f} ms of kernels in {sum(one.calls for one in times):,} calls")
+    for group, kernels in sorted(members.items(), key=lambda item: -_seconds(item[1])):
+        print(f"  {group:24}{_seconds(kernels) * 1e3:9.2f} ms{_seconds(kernels) / total:8.1%}")
+        for one in sorted(kernels, key=lambda kernel: -kernel.seconds)[:largest]:
+            print(f"      {one.seconds * 1e3:9.2f} ms {one.calls:6} x {one.name[:90]}")
+
+
+def _seconds(times: list[KernelTime]) -> float:
+    return sum(one.seconds for one in times)

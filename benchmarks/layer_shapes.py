@@ -1,0 +1,40 @@
+"""Models without weights that benchmarks measure: the layers of Qwen3.5-35B-A3B, and tiny ones of the same kind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_CONFIG = Path(__file__).resolve().parent.parent / "configs/models/Qwen3.5-35B-A3B/config.json"
+
+_TINY = {
+    "hidden_size": 64,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def hybrid_config(layers: int, vocabulary: int, tiny: bool) -> dict[str, Any]:
+    """`config.json` of the text model with its first `layers` layers and a vocabulary of another size.
+
+    Every fourth layer is softmax attention, the others Gated DeltaNet. tiny: small widths, so that a CPU runs it.
+    """
+    config = dict(json.loads(_CONFIG.read_text())["text_config"])
+    del config["mlp_only_layers"]  # empty
+    config |= {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "num_hidden_layers": layers,
+        "layer_types": config["layer_types"][:layers],
+        "vocab_size": vocabulary,
+        "eos_token_id": vocabulary - 1,
+        "tie_word_embeddings": False,
+    }
+    return config | _TINY if tiny else config

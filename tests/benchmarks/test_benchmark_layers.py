@@ -1,0 +1,52 @@
+"""The benchmark of the actor's layers runs on a CPU, and its parts say what they should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def _benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+
+
+def test_it_reports_each_pack_and_where_the_time_went():
+    command = ["--tiny", "--packs", "2x16,1x40", "--rounds", "1", "--profile"]
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "benchmarks/actor_layers.py", *command],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert answer.returncode == 0, answer.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in answer.stdout.splitlines() if line.strip()}
+    for pack in ("2x16", "1x40"):
+        milliseconds, tflops = (float(rows[pack][column]) for column in (1, 2))
+        assert milliseconds > 0 and tflops >= 0
+    assert "Gated DeltaNet on torch" in answer.stdout and "dense GEMM" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("kernel", "group"),
+    [
+        ("void cutlass::device_kernel<GemmUniversal<cutlass::gemm::GroupProblemShape", "grouped GEMM"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTT", "dense GEMM"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash", "softmax attention"),
+        ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "Gated DeltaNet"),
+        ("causal_conv1d_bwd_kernel", "short convolution"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16", "index and scatter"),
+        ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
+        ("triton_red_fused__to_copy_add_mean_mul_rsqrt_0", "compiled element-wise"),
+        ("void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor", "element-wise and sums"),
+        ("something new", "other"),
+    ],
+)
+def test_kernels_are_counted_under_their_kind(_benchmarks, kernel, group):
+    from kernel_groups import group_of
+
+    assert group_of(kernel) == group
