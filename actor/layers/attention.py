@@ -10,6 +10,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 
 from actor.layers.context_parallel import gather_tokens
+from actor.layers.fusion import fused
 from actor.layers.packed import PackedSequences
 from actor.layers.rope import rotate
 from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
@@ -41,9 +42,7 @@ class PackedAttention(SelfAttention):
             context = self._recomputed_attention(query, key, value, packed_seq_params)
         else:
             context = self.core_attention(query, key, value, packed_seq_params)
-        context = context.flatten(1)
-        if gated:
-            context = context * torch.sigmoid(self._own_heads(gate[0].squeeze(1)).flatten(1))
+        context = gate_output(context, self._own_heads(gate[0].squeeze(1))) if gated else context.flatten(1)
         return self.linear_proj(context.unsqueeze(1))
 
     def _recomputed_attention(self, *inputs: Any) -> torch.Tensor:
@@ -57,6 +56,12 @@ class PackedAttention(SelfAttention):
         heads = gate.shape[1] // sharing
         first = (self.tp_group.rank() % sharing) * heads
         return gate[:, first : first + heads]
+
+
+@fused
+def gate_output(context: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """context x sigmoid(gate). context, gate: [t, heads, head_dim]; returns [t, heads x head_dim]."""
+    return (context * torch.sigmoid(gate)).flatten(1)
 
 
 class PackedCoreAttention(MegatronModule):

@@ -8,6 +8,8 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
+from actor.layers.fusion import fused
+
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Rows `offsets[e - 1]` to `offsets[e]` of x [n, in] times weight[e] transposed; weight: [experts, out, in].
@@ -20,6 +22,16 @@ def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor
         return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
     filled = F.grouped_mm(F.pad(x, (0, deep)), F.pad(weight, (0, deep, 0, wide)).transpose(1, 2), offs=offsets)
     return filled[:, : weight.shape[1]].contiguous()
+
+
+@fused
+def weighted_swiglu(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """silu(gate) x up x weight. gate_up: [n, 2 x width], gate before up; weights: float32 [n, 1]; returns [n, width].
+
+    Weighing the inner side of the expert costs a quarter of what weighing its output would.
+    """
+    gate, up = gate_up.chunk(2, -1)
+    return (F.silu(gate) * up * weights).to(gate_up.dtype)
 
 
 class GroupedExperts(MegatronModule):
@@ -62,8 +74,7 @@ class GroupedExperts(MegatronModule):
             weights = self.weight1.sum() + self.weight2.sum()
             return (tokens * probabilities.unsqueeze(-1) + 0 * weights).to(tokens.dtype), None
         offsets = tokens_per_expert.to(tokens.device).cumsum(0).to(torch.int32)
-        gate, up = grouped_product(tokens, self.weight1, offsets).chunk(2, -1)
-        inner = (F.silu(gate) * up * probabilities.unsqueeze(-1)).to(tokens.dtype)
+        inner = weighted_swiglu(grouped_product(tokens, self.weight1, offsets), probabilities.unsqueeze(-1))
         return grouped_product(inner, self.weight2, offsets), None
 
     def sharded_state_dict(

@@ -19,6 +19,7 @@ from megatron.core.transformer.utils import (
 )
 
 from actor.layers.context_parallel import heads_to_tokens, tokens_to_heads
+from actor.layers.fusion import fused
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.packed import PackedSequences
 from actor.models.description import GatedDeltaNetSizes
@@ -44,9 +45,15 @@ class GatedNorm(torch.nn.Module):
         self.weight = weight
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x, gate: [..., width]."""
-        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-        return (normed * F.silu(gate.float())).to(x.dtype)
+        """x, gate: [t, heads, width]."""
+        return gated_rms_norm(x, gate, self.weight, self.eps)
+
+
+@fused
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x / rms(x) x weight x silu(gate) over the last dimension."""
+    normed = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon)
+    return (normed * F.silu(gate.float())).to(x.dtype)
 
 
 class GatedDeltaNet(MegatronModule):
@@ -122,9 +129,12 @@ class GatedDeltaNet(MegatronModule):
         """The token mixer over whole sequences and this rank's heads: [T, channels / CP] -> [T, values / CP]."""
         size = self.context_group.size()
         widths = [width // size for width in self.section_widths()]
-        conv_in, z, beta, alpha = x.split([sum(widths[:3]), *widths[3:]], -1)
-        mixed = self.kernels.convolve(conv_in, self._own_conv_weight(), sequences)
-        query, key, value = mixed.split(widths[:3], -1)
+        *mixed, z, beta, alpha = x.split(widths, -1)
+        # One after another, so that each comes out whole: the delta rule would copy them out of a joint tensor.
+        query, key, value = (
+            self.kernels.convolve(part, weight, sequences)
+            for part, weight in zip(mixed, self._own_conv_weights(), strict=True)
+        )
         decay = -self._own_heads(self.A_log).float().exp() * F.softplus(
             alpha.float() + self._own_heads(self.dt_bias).float()
         )
@@ -142,10 +152,10 @@ class GatedDeltaNet(MegatronModule):
         """This context-parallel rank's part of a per-head parameter; the gradient of the rest is zero here."""
         return values.chunk(self.context_group.size())[self.context_group.rank()]
 
-    def _own_conv_weight(self) -> torch.Tensor:
-        """[conv channels / CP, width]."""
+    def _own_conv_weights(self) -> list[torch.Tensor]:
+        """[channels / CP, width] of q, k and v."""
         weight = self.conv1d.weight.squeeze(1)
-        return torch.cat([self._own_heads(part) for part in weight.split(self.section_widths()[:3])])
+        return [self._own_heads(part) for part in weight.split(self.section_widths()[:3])]
 
     def sharded_state_dict(
         self,

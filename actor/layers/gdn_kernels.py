@@ -30,8 +30,8 @@ DeltaRule = Callable[
 class GdnKernels:
     """backend: the name of what runs.
 
-    convolve(x [T, c], weight [c, width], sequences) -> silu(depthwise causal convolution) [T, c], no token sees
-        another sequence.
+    convolve(x [T, c], weight [c, width], sequences) -> silu(depthwise causal convolution) [T, c], contiguous; no token
+        sees another sequence. `x` may be some columns of a wider tensor.
     delta_rule(query, key [T, HK, K], value [T, HV, V], decay [T, HV] float32 (log space, <= 0), beta [T, HV] float32,
         sequences) -> [T, HV, V]; queries and keys are L2-normalized inside, queries scaled by K ** -0.5.
     """
@@ -125,7 +125,11 @@ def _fla_convolution(backend: str) -> Convolution:
 
     def convolve(x: torch.Tensor, weight: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
         out, _ = convolution(
-            x.unsqueeze(0).contiguous(), weight.contiguous(), activation="silu", cu_seqlens=sequences.ends_tensor
+            x.unsqueeze(0),
+            weight.contiguous(),
+            activation="silu",
+            cu_seqlens=sequences.ends_tensor,
+            cu_seqlens_cpu=sequences.ends_tensor_host,
         )
         return out.squeeze(0)
 

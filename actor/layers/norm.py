@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from actor.layers.fusion import fused
+
 
 class Norm(torch.nn.Module):
     """RMSNorm over the last dimension; the weight is stored around zero where the family does so (Qwen3-Next, 3.5).
@@ -24,7 +26,18 @@ class Norm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize in float32, return in `x`'s dtype."""
-        weight = self.weight.float()
-        if self.zero_centered:
-            return F.rms_norm(x.float(), (x.shape[-1],), weight + 1.0, self.eps).to(x.dtype)
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        rows = x.reshape(-1, x.shape[-1])
+        norm = zero_centered_rms_norm if self.zero_centered else rms_norm
+        return norm(rows, self.weight, self.eps).view(x.shape)
+
+
+@fused
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x / rms(x) x weight over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467). x: [n, width]."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon).to(x.dtype)
+
+
+@fused
+def zero_centered_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The same with the weight stored as its difference from one."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + 1.0, epsilon).to(x.dtype)

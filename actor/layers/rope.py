@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from actor.layers.fusion import fused
 from actor.models.description import Rope, RopeScaling
 
 
@@ -35,6 +36,7 @@ def cos_sin(frequencies: torch.Tensor, position_ids: torch.Tensor, dtype: torch.
     return torch.stack((angles.cos(), angles.sin()), 1).unsqueeze(2).to(dtype)
 
 
+@fused
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rotate the leading channels of each head. x: [t, heads, head_dim]; table: `cos_sin` of the same tokens."""
     cos, sin = table[:, 0], table[:, 1]

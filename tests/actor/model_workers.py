@@ -383,19 +383,19 @@ def replay_own_routes(rank: int, count: int, paths: dict[str, Path], pack: Pack)
         load_hf(chunks, description, path)
         routers = [layer.mlp.router for layer in chunks[0].decoder.layers]
         chosen: list[torch.Tensor] = []
-        keep = partial(_keep_map, chosen)
+        keep = partial(_keep_choices, chosen)
         hooks = [router.register_forward_hook(keep) for router in routers]
         free = _logprobs(chunks[0], description, pack)
         for hook in hooks:
             hook.remove()
-        routes = np.stack([answer.nonzero()[:, 1].view(len(answer), -1).numpy() for answer in chosen], axis=1)
+        routes = np.stack([answer.sort(-1).values.numpy() for answer in chosen], axis=1)
         replayed = _logprobs(chunks[0], description, replace(pack, routes=routes.astype(np.int16)))
         results[name] = (free, replayed)
     parallel_state.destroy_model_parallel()
     return results
 
 
-def _keep_map(
+def _keep_choices(
     chosen: list[torch.Tensor], _: torch.nn.Module, __: tuple[Any, ...], answer: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     chosen.append(answer[1])
