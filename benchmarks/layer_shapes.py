@@ -1,4 +1,4 @@
-"""Models without weights that benchmarks measure: the layers of Qwen3.5-35B-A3B, and tiny ones of the same kind."""
+"""Shapes of the models that benchmarks measure, as `config.json` has them."""
 
 import json
 from pathlib import Path
@@ -38,3 +38,24 @@ def hybrid_config(layers: int, vocabulary: int, tiny: bool) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     return config | _TINY if tiny else config
+
+
+def qwen3_config(tiny: bool) -> dict[str, Any]:
+    """`config.json` of a dense model with the shape of Qwen3-0.6B, or of a tiny one."""
+    small = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 320}
+    large = {"hidden_size": 1024, "head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8}
+    large |= {"intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151936}
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "eos_token_id": 256,
+        "pad_token_id": 257,
+        **(small if tiny else large),
+    }

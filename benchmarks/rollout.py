@@ -3,7 +3,8 @@
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
-between requests, or streaming. Both engines live side by side and work one after the other.
+between requests, or streaming. Both engines live side by side (on a GPU both in its memory) and work one after the
+other. On a GPU the model has the shape of Qwen3-0.6B and decoding runs in CUDA graphs; on a CPU it is tiny.
 """
 
 import argparse
@@ -15,41 +16,88 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "rollout"))
 
 import psutil
 import ray
-from rollout_models import save_dense
+import torch
+from layer_shapes import qwen3_config
+from random_policy import save_random_policy
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
+from rlpipe.placement import Placement, placements, ray_cluster
 from rollout.environment import engine_environment
 from rollout.litter import remove_opened_files
 from rollout.pool import RolloutPool
 
+_PROMPT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured on a device, unless options say otherwise.
+
+    sglang: arguments of both engines. memory: the shares of device memory that the pool's engine and then, of the
+    whole again, the raw one may fill; each takes only what `kv_cache_tokens` need.
+    """
+
+    tiny: bool
+    dtype: str
+    prompts: int
+    tokens: int
+    rounds: int
+    sglang: dict[str, Any]
+    memory: tuple[float, float]
+
+    def kv_cache_tokens(self, options: argparse.Namespace) -> int:
+        return options.prompts * (_PROMPT_TOKENS + options.tokens + 8)
+
+
+ON_GPU = Sizes(
+    tiny=False,
+    dtype="bfloat16",
+    prompts=256,
+    tokens=512,
+    rounds=4,
+    sglang={"attention_backend": "triton"},
+    memory=(0.35, 0.7),
+)
+ON_CPU = Sizes(tiny=True, dtype="float32", prompts=64, tokens=64, rounds=5, sglang={}, memory=(0.2, 0.2))
+
 
 class RawEngine:
-    """SGLang's own Engine with the flags that a CPU needs, and nothing of rollout/ but the stand-ins."""
+    """SGLang's own Engine with the flags that the device needs, and nothing of rollout/ but the CPU's stand-ins."""
 
-    def __init__(self, folder: str, running_requests: int) -> None:
+    def __init__(self, folder: str, sizes: Sizes, options: argparse.Namespace) -> None:
         from sglang import Engine
 
+        on_cpu = {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+        }
+        on_gpu = {
+            "device": "cuda",
+            "disable_prefill_cuda_graph": True,
+            "cuda_graph_max_bs_decode": options.prompts,
+        }
         self._engine = Engine(
             model_path=folder,
-            device="cpu",
-            attention_backend="torch_native",
-            sampling_backend="pytorch",
             grammar_backend="none",
-            dtype="float32",
-            disable_cuda_graph=True,
-            disable_overlap_schedule=True,
-            max_total_tokens=running_requests * 256,
-            max_running_requests=running_requests,
-            mem_fraction_static=0.2,
+            dtype=sizes.dtype,
+            max_total_tokens=sizes.kv_cache_tokens(options),
+            max_running_requests=options.prompts,
+            mem_fraction_static=sizes.memory[1],
             skip_server_warmup=True,
             skip_tokenizer_init=True,
+            log_level="warning",
+            **(on_gpu if torch.cuda.is_available() else on_cpu) | sizes.sglang,
         )
 
     def pid(self) -> int:
@@ -67,16 +115,18 @@ class RawEngine:
 
 
 def main() -> None:
+    sizes = ON_GPU if torch.cuda.is_available() else ON_CPU
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    for name in ("prompts", "tokens", "rounds"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(sizes, name))
+    parser.add_argument("--deterministic", action="store_true", help="the pool's samples do not depend on their batch")
     options = parser.parse_args()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    config = _config(sizes, options)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save_dense(Path(scratch), seed=0)
-        _compare(folder, options)
-    ray.shutdown()
+        folder = save_random_policy(qwen3_config(sizes.tiny), Path(scratch) / "policy", sizes.dtype)
+        with ray_cluster(config), placements(config) as (raw_place, pool_place):
+            print(f"{options.prompts} prompts x {options.tokens} tokens, {sizes.dtype}", flush=True)
+            _compare(folder, config, sizes, options, raw_place, pool_place)
 
 
 @dataclass(frozen=True)
@@ -88,17 +138,19 @@ class Measurement:
     cpu_seconds: float
 
 
-def _compare(folder: str, options: argparse.Namespace) -> None:
+def _compare(
+    folder: str, config: Config, sizes: Sizes, options: argparse.Namespace, raw_place: Placement, pool_place: Placement
+) -> None:
     requests = make_requests(options.prompts, options.tokens)
     prompts = [list(request.prompt_ids) for request in requests]
-    environment = engine_environment("cpu", 1, Path(folder), os.environ)
-    raw = ray.remote(RawEngine).options(num_cpus=0, runtime_env={"env_vars": environment})
-    with RolloutPool.start(_config(options), folder) as pool:
-        engine = raw.remote(folder, options.prompts)
+    with RolloutPool.start(config, folder, pool_place) as pool:
         pool.wait_until_ready()
-        raw_pid = ray.get(engine.pid.remote())
+        engine = _start_raw(raw_place, folder, sizes, options)
         contenders = {
-            "raw SGLang": ([raw_pid], lambda: ray.get(engine.generate.remote(prompts, options.tokens))),
+            "raw SGLang": (
+                [ray.get(engine.pid.remote())],
+                lambda: ray.get(engine.generate.remote(prompts, options.tokens)),
+            ),
             "RolloutPool": ([os.getpid(), *pool.worker_pids()], lambda: _pool_tokens(pool, requests)),
         }
         rounds: dict[str, list[Measurement]] = {name: [] for name in contenders}
@@ -109,6 +161,19 @@ def _compare(folder: str, options: argparse.Namespace) -> None:
                     rounds[name].append(measured)
         ray.get(engine.stop.remote())
     _report(rounds)
+
+
+def _start_raw(place: Placement, folder: str, sizes: Sizes, options: argparse.Namespace) -> Any:
+    """After the pool's engine, because each takes its share of the memory that is left."""
+    device = "cuda" if place.gpus_per_bundle else "cpu"
+    environment = engine_environment(device, 1, Path(folder), os.environ)
+    actor = ray.remote(RawEngine).options(
+        num_cpus=0,
+        num_gpus=place.gpus_per_bundle,
+        scheduling_strategy=place.strategy(0),
+        runtime_env={"env_vars": environment},
+    )
+    return actor.remote(folder, sizes, options)
 
 
 def _pool_tokens(pool: RolloutPool, requests: list) -> int:
@@ -145,16 +210,24 @@ def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _config(sizes: Sizes, options: argparse.Namespace) -> Config:
     return Config.model_validate(
         {
             "run": {"name": "benchmark", "iterations": 1},
             "model": {"path": "unused"},
-            "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": 64},
-            "actor": {"max_tokens_per_gpu": 64 + options.tokens},
+            "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _PROMPT_TOKENS},
+            "actor": {"max_tokens_per_gpu": _PROMPT_TOKENS + options.tokens},
+            "ray": {"colocate": True},
             "rollout": {
                 "max_response_tokens": options.tokens,
-                "engine": {"dtype": "float32", "max_running_requests": options.prompts},
+                "engine": {
+                    "dtype": sizes.dtype,
+                    "max_running_requests": options.prompts,
+                    "kv_cache_tokens": sizes.kv_cache_tokens(options),
+                    "memory_fraction": sizes.memory[0],
+                    "deterministic": sizes.tiny or options.deterministic,
+                    "sglang": sizes.sglang,
+                },
             },
         }
     )

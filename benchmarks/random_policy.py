@@ -1,0 +1,57 @@
+"""Policies of any size with random weights, written as Hugging Face folders without making a model first."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from actor.hf.plan import export_plan
+from actor.models.families import read_model
+from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.weights import TensorSpec
+
+_SHARD_BYTES = 4 * 10**9
+_DRAWN = 16 * 2**20
+"""Numbers that are drawn. Larger tensors repeat them: drawing eight billion takes minutes, and no benchmark that reads
+these weights can tell."""
+
+
+def save_random_policy(config: dict[str, Any], folder: Path, dtype: str) -> str:
+    """Write config.json, weights of standard deviation 0.02 and a byte tokenizer; returns the folder.
+
+    config: a `config.json` of a family that the actor knows. Norms start at 1, or at 0 where they are zero-centred.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
+    model = read_model(config)
+    drawn = (torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
+    shard: dict[str, torch.Tensor] = {}
+    files: dict[str, str] = {}
+    for spec in export_plan(model, dtype):
+        shard[spec.name] = _tensor(spec, drawn, norm=0.0 if model.zero_centered_norm else 1.0)
+        if sum(tensor.nbytes for tensor in shard.values()) > _SHARD_BYTES:
+            files |= _write(shard, folder, len(set(files.values())))
+            shard = {}
+    files |= _write(shard, folder, len(set(files.values())))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def _tensor(spec: TensorSpec, drawn: torch.Tensor, norm: float) -> torch.Tensor:
+    if spec.name.endswith("A_log"):
+        return torch.linspace(0, 2.5, spec.elements).to(drawn.dtype)
+    if spec.name.endswith("linear_attn.norm.weight"):
+        return torch.ones(spec.shape, dtype=drawn.dtype)
+    if "norm" in spec.name:
+        return torch.full(spec.shape, norm, dtype=drawn.dtype)
+    return drawn.repeat(-(-spec.elements // len(drawn)))[: spec.elements].reshape(spec.shape).contiguous()
+
+
+def _write(shard: dict[str, torch.Tensor], folder: Path, index: int) -> dict[str, str]:
+    """Names of the tensors, and the file that they now lie in."""
+    name = f"model-{index:05d}.safetensors"
+    save_file(shard, folder / name, metadata={"format": "pt"})
+    return dict.fromkeys(shard, name)
