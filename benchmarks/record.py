@@ -41,6 +41,11 @@ BENCHMARKS = {
         "The pool beside raw SGLang",
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding.",
     ),
+    "weight_sync": (
+        "Weight updates",
+        "The floor is the time of copying the same bytes once over the same link; plain SGLang, where it runs, is the "
+        "baseline.",
+    ),
     "packing": (
         "Packing",
         "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",

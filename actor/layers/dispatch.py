@@ -12,7 +12,7 @@ import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from actor.layers.fusion import fused
+from actor.layers.expert_rows import SpreadRows, SumRows, sort_by_expert
 
 
 class ExpertsLayer(MoELayer):
@@ -62,48 +62,3 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
     @property
     def _ranks(self) -> int:
         return self.ep_size * self.tp_size
-
-
-def sort_by_expert(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the choices [t, k]: (order, rows), both int64.
-
-    order: [t x k], the choice (token x k + slot) in each row after sorting. rows: [t, k], the row of each choice.
-    """
-    order = chosen.flatten().to(torch.int16).argsort(stable=True)
-    places = torch.arange(len(order), device=order.device)
-    return order, torch.empty_like(order).scatter_(0, order, places).view(chosen.shape)
-
-
-@fused
-def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """For each token the sum of its rows, in float32. rows: [n, h]; places: int64 [t, k]; returns [t, h]."""
-    return rows[places].sum(1, dtype=torch.float32).to(rows.dtype)
-
-
-class SpreadRows(torch.autograd.Function):
-    """Each token once for each of its experts: [t, h] -> [t x k, h] in the order of `sort_by_expert`."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, order: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows)
-        return tokens.index_select(0, order // rows.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (rows,) = ctx.saved_tensors
-        return sum_rows(gradients[0].contiguous(), rows), None, None
-
-
-class SumRows(torch.autograd.Function):
-    """The inverse way: [t x k, h] -> [t, h]."""
-
-    @staticmethod
-    def forward(ctx: Any, expert_rows: torch.Tensor, order: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(order)
-        ctx.experts_per_token = rows.shape[1]
-        return sum_rows(expert_rows, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (order,) = ctx.saved_tensors
-        return gradients[0].index_select(0, order // ctx.experts_per_token), None, None

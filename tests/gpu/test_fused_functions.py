@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU: elsewhere nothing is compiled", allow_module_level=True)
+
 from actor.layers.attention import gate_output
-from actor.layers.dispatch import sort_by_expert, sum_rows
+from actor.layers.expert_rows import sort_by_expert, sum_rows
 from actor.layers.experts import weighted_swiglu
 from actor.layers.gated_delta_net import gated_rms_norm
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere nothing is compiled")
 
 ROWS = (96, 300, 77, 1024)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from actor.layers.dispatch import SpreadRows, SumRows, sort_by_expert
+from actor.layers.expert_rows import SpreadRows, SumRows, sort_by_expert
 
 TOKENS, EXPERTS, PER_TOKEN = 9, 5, 3
 
