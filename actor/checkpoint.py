@@ -51,6 +51,7 @@ class Checkpointer:
 
     def save(self, directory: Path, iteration: int, driver_state: dict[str, Any]) -> Path:
         """Start saving to `directory/iteration_*` in the background; the folder appears once it is complete."""
+        self._trainer.memory.require("weights", "saving a checkpoint")
         self.finish()
         final = checkpoint_path(directory, iteration)
         partial = partial_path(final)
@@ -78,6 +79,7 @@ class Checkpointer:
         Raises:
             CheckpointError: missing, unfinished, damaged, or of another model; the run must not go on after it.
         """
+        self._trainer.memory.require("weights", "loading a checkpoint")
         state = read_state(path)
         saved, own = state["actor"]["model"], _model_identity(self._trainer)
         if saved != own:

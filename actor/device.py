@@ -34,6 +34,12 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def release_cached_memory() -> None:
+    """Give the device memory that torch keeps for later back to the device, for other processes."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def mark() -> Mark:
     """This moment, on a GPU the one at which its stream gets here."""
     if not _has_cuda():

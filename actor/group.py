@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from actor.layout import ActorLayout
 from actor.losses.requirements import needs_reference
-from actor.report import RankTrainReport, RankUsage, TrainReport, WeightSendReport
+from actor.report import Held, RankTrainReport, RankUsage, TrainReport, WeightSendReport
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
@@ -108,6 +108,14 @@ class ActorGroup:
         total_steps: where the decay of the learning rate ends if `optimizer.decay_steps` is empty.
         """
         self._all("reset_optimizer", self._config.deadlines.train_seconds, optimizer, total_steps)
+
+    def hold(self, wanted: Held) -> None:
+        """Have no more than `wanted` in device memory: "nothing", "weights", or "all" (weights and gradients).
+
+        What was freed comes back bit by bit. Training needs "all", which is where the actor starts; all other calls
+        that touch weights need "weights" and raise ActorError below it.
+        """
+        self._all("hold", self._config.deadlines.train_seconds, wanted)
 
     def save_checkpoint(
         self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool = False

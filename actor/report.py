@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlpipe.jit_monitor import JitReport
 from rlpipe.phases import Span
+
+Held = Literal["nothing", "weights", "all"]
+"""What the actor has in device memory; `all` is weights and gradients."""
 
 
 @dataclass(frozen=True)

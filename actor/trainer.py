@@ -13,6 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from numpy.typing import NDArray
 
 from actor.device import synchronize
+from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.export import parameter_hf_names
 from actor.hf.load import load_hf
@@ -26,7 +27,7 @@ from actor.passes import HeadOptions, PackResult, forward_backward, score_packs
 from actor.rank_clock import MegatronTimers, RankClock
 from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
 from actor.reference import ReferenceWeights
-from actor.report import RankTrainReport, StepReport, UpdateCounts
+from actor.report import Held, RankTrainReport, StepReport, UpdateCounts
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.errors import ActorError
@@ -61,7 +62,12 @@ class Trainer:
         for chunk in self.policy:
             chunk.config.timers = MegatronTimers(self.clock)
         self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
+        self.memory = DeviceMemory(self.chunks)
         self.counts = UpdateCounts()
+
+    def hold(self, wanted: Held) -> None:
+        """Have no more than `wanted` in device memory; what was freed comes back bit by bit."""
+        self.memory.hold(wanted, self.optimizer)
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
@@ -101,12 +107,14 @@ class Trainer:
 
     def accumulate(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> list[PackResult]:
         """Gradients of `packs` in place of those that are there, without the exchange that `finish_gradients` ends."""
+        self.memory.require("all", "training")
         with self.clock.part("optimizer"):
             self.optimizer.zero_gradients()
         return forward_backward(self.chunks, self.layout.filled(packs), self._head, algorithm)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""
+        self.memory.require("weights", "a log-probability pass")
         if which == "policy":
             scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
         elif self.reference is None:
@@ -122,11 +130,13 @@ class Trainer:
 
     def set_reference(self) -> None:
         """The present policy becomes the reference; nothing happens where none is kept."""
+        self.memory.require("weights", "taking the policy as the reference")
         if self.reference is not None:
             self.reference.take_policy()
 
     def reset_optimizer(self, options: OptimizerConfig, total_steps: int) -> None:
         """Fresh moments and masters from the present weights, step 0 of a new schedule, counters at zero."""
+        self.memory.require("weights", "a new optimizer")
         self.optimizer = self._new_optimizer(options, total_steps)
         self.counts = UpdateCounts()
 

@@ -20,7 +20,7 @@ from actor.layers.attention import check_flash_attention
 from actor.optimizer_fixes import install_optimizer_fixes
 from actor.pipeline_fixes import install_pipeline_fixes
 from actor.rank_clock import RankClock
-from actor.report import RankTrainReport, RankUsage, WeightSendReport
+from actor.report import Held, RankTrainReport, RankUsage, WeightSendReport
 from actor.runtime import install_megatron_runtime
 from actor.stalls import jit_settings, stall_log
 from actor.trainer import Trainer, TrainerOptions, Which
@@ -100,6 +100,10 @@ class ActorWorker:
         self._checkpointer.finish()
         self._trainer.reset_optimizer(options, total_steps)
 
+    def hold(self, wanted: Held) -> None:
+        with self._clock.part("hold"):
+            self._trainer.hold(wanted)
+
     def save_checkpoint(self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool) -> Path:
         with self._clock.part("checkpoint"):
             path = self._checkpointer.save(directory, iteration, driver_state)
@@ -114,6 +118,7 @@ class ActorWorker:
         return self._checkpointer.load(path)
 
     def save_hf(self, directory: Path) -> None:
+        self._trainer.memory.require("weights", "writing the policy")
         save_hf(self._trainer.policy, self._trainer.description, directory, Path(self._config.model.path))
 
     def weight_plan(self) -> tuple[WeightBucket, ...]:

@@ -1,0 +1,101 @@
+"""Trainers whose device memory is freed and brought back between steps; imports Megatron."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
+from train_workers import trainer
+
+from actor.checkpoint import Checkpointer
+from actor.hf.export import save_hf
+from actor.trainer import Trainer
+from rlpipe.errors import ActorError
+
+
+def all_cases(rank: int, count: int, cases: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {name: freed_between_steps(rank, count, path, options) for name, (path, options) in cases.items()}
+
+
+def freed_between_steps(rank: int, count: int, path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Three steps of two trainers, one of which gives everything back before each step and after it."""
+    plain, freed = (trainer(path, count, reference=True, optimizer=options["optimizer"], **options["actor"])
+                    for _ in range(2))  # fmt: skip
+    metrics: list[Any] = []
+    bits = []
+    for _ in range(3):
+        before = _bits(freed)
+        freed.hold("nothing")
+        left = _storage_bytes(freed)
+        freed.hold("weights")
+        restored = _bits(freed)
+        logprobs = [policy.logprobs(my_packs(policy), which) for policy in (plain, freed)
+                    for which in ("policy", "reference")]  # fmt: skip
+        freed.hold("all")
+        metrics.append([policy.train_step(my_packs(policy), SUPERVISED).metrics for policy in (plain, freed)])
+        bits.append((before, restored))
+        same = [
+            all(torch.equal(torch.from_numpy(a), torch.from_numpy(b)) for a, b in zip(*pair, strict=True))
+            for pair in ((logprobs[0], logprobs[2]), (logprobs[1], logprobs[3]))
+        ]
+    return {
+        "left_bytes": left,
+        "bits": bits,
+        "metrics": metrics,
+        "same_logprobs": same,
+        "final": (_bits(plain), _bits(freed)),
+        "same_optimizer": [torch.equal(a, b) for a, b in zip(_optimizer(plain), _optimizer(freed), strict=True)],
+    }
+
+
+def refused_calls(rank: int, count: int, path: Path, folder: Path) -> dict[str, str]:
+    """What each call says to an actor that holds too little, and whether it works when it holds enough."""
+    policy = trainer(path, count, reference=True, optimizer=SCHEDULE)
+    saver = Checkpointer(policy, keep=1)
+    saver.save(folder, 1, {})
+    policy.hold("nothing")  # while the checkpoint is still being written
+    saver.finish()
+    calls = {
+        "train": lambda: policy.train([my_packs(policy)], SUPERVISED),
+        "logprobs": lambda: policy.logprobs(my_packs(policy), "policy"),
+        "set_reference": policy.set_reference,
+        "reset_optimizer": lambda: policy.reset_optimizer(SCHEDULE, 3),
+        "save": lambda: saver.save(folder, 2, {}),
+        "load": lambda: saver.load(folder / "iteration_00000001"),
+        "save_hf": lambda: save_hf(policy.policy, policy.description, folder / "hf", path),
+    }
+    found = {f"nothing {name}": _error(call) for name, call in calls.items() if name != "save_hf"}
+    policy.hold("weights")
+    found |= {f"weights {name}": _error(call) for name, call in calls.items()}
+    saver.finish()
+    policy.hold("nothing")
+    policy.hold("all")
+    return found | {"all train": _error(calls["train"])}
+
+
+def _error(call: Any) -> str:
+    try:
+        call()
+    except ActorError as error:
+        return str(error)
+    return ""
+
+
+def _bits(policy: Trainer) -> list[bytes]:
+    return [p.detach().float().clone().numpy().tobytes() for chunk in policy.policy for p in chunk.parameters()]
+
+
+def _storage_bytes(policy: Trainer) -> int:
+    tensors = [p for chunk in policy.policy for p in chunk.parameters()]
+    tensors += [p.main_grad for p in tensors if p.requires_grad]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _optimizer(policy: Trainer) -> list[torch.Tensor]:
+    return [
+        value
+        for part in policy.optimizer.megatron.chained_optimizers
+        if part.optimizer is not None
+        for state in part.optimizer.state.values()
+        for value in state.values()
+    ]
