@@ -1,10 +1,15 @@
 """The only place of the training half that knows which device there is."""
 
+import mmap
+import os
 import time
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from typing import TypeAlias
 
 import torch
+
+from rlpipe.weights import SharedBuffer
 
 Mark: TypeAlias = float | torch.Event
 """A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""
@@ -65,3 +70,35 @@ def device_name() -> str:
 def host_buffer_like(tensor: torch.Tensor) -> torch.Tensor:
     """An uninitialised host tensor of the same shape and dtype; page-locked where that speeds up transfers."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+
+
+def shareable_buffer(size_bytes: int) -> tuple[torch.Tensor, SharedBuffer]:
+    """An uninitialised uint8 [size_bytes] tensor on the device, and how another process of this machine opens it."""
+    if torch.cuda.is_available():
+        buffer = _cuda_buffer(size_bytes)
+        return buffer, SharedBuffer("cuda_ipc", bytes(ForkingPickler.dumps(buffer)), size_bytes)
+    # A file in memory that has no name: it is gone with the last process that has it open.
+    file = os.memfd_create("rlpipe-weights")
+    os.ftruncate(file, size_bytes)
+    memory = torch.frombuffer(mmap.mmap(file, size_bytes), dtype=torch.uint8)
+    return memory, SharedBuffer("memory_file", f"/proc/{os.getpid()}/fd/{file}".encode(), size_bytes)
+
+
+def _cuda_buffer(size_bytes: int) -> torch.Tensor:
+    """In memory of its own that CUDA can share: expandable segments consist of pieces, which its plain handles do not
+    cover."""
+    if "expandable_segments:True" not in _allocator_settings():
+        return torch.empty(size_bytes, dtype=torch.uint8, device=compute_device())
+    _set_allocator("expandable_segments:False")
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=compute_device())
+    finally:
+        _set_allocator("expandable_segments:True")
+
+
+def _allocator_settings() -> str:
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def _set_allocator(settings: str) -> None:
+    torch.cuda.memory._set_allocator_settings(settings)

@@ -106,7 +106,7 @@ class _Storages:
     def restore(self) -> None:
         for storage, size in self._sizes:
             storage.resize_(size)
-            storage.fill_(0)
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
         self._sizes = []
 
 

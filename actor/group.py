@@ -143,18 +143,25 @@ class ActorGroup:
         """What `begin_send_weights` sends, in order."""
         return self._all("weight_plan", self._config.deadlines.start_seconds)[0]
 
-    def begin_join_weight_group(self, weight_group: WeightGroup) -> Pending[None]:
-        """Rank 0 joins the engines' group; the engines must join at the same time."""
-        references = self._call("join_weight_group", weight_group)
+    def listen_for_engines(self) -> list[str]:
+        """Addresses, one per process, at which the engine on the same device can open its buffers."""
+        return self._all("listen_for_engine", self._config.deadlines.weight_sync_seconds)
+
+    def begin_join_weight_groups(self, groups: Sequence[WeightGroup]) -> Pending[None]:
+        """Process i joins `groups[i]`, further ones none; the engines must join at the same time.
+
+        One group of all engines, in which process 0 broadcasts, or a pair for each engine and its process.
+        """
+        references = self._call("join_weight_groups", list(groups))
         seconds = self._config.deadlines.weight_sync_seconds
 
         def wait() -> None:
-            self._gather(references, seconds, "join_weight_group")
+            self._gather(references, seconds, "join_weight_groups")
 
         return Pending(wait)
 
     def begin_send_weights(self, verify: bool = False) -> Pending[WeightSendReport]:
-        """Broadcast the policy to the joined engines, which must be receiving at the same time."""
+        """Send the policy to the joined engines, which must be receiving at the same time."""
         references = self._call("send_weights", verify)
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])

@@ -124,11 +124,15 @@ class ActorWorker:
     def weight_plan(self) -> tuple[WeightBucket, ...]:
         return self._sender.plan
 
-    def join_weight_group(self, group: WeightGroup) -> None:
-        self._sender.join(group, self._config.deadlines.weight_sync_seconds)
+    def listen_for_engine(self) -> str:
+        return self._sender.listen()
+
+    def join_weight_groups(self, groups: Sequence[WeightGroup]) -> None:
+        self._sender.join(groups, self._config.deadlines.weight_sync_seconds)
 
     def send_weights(self, verify: bool) -> WeightSendReport | None:
         """The report on rank 0, None elsewhere."""
+        self._trainer.memory.require("weights", "sending weights")
         with self._clock.part("weight_sync"):
             report = self._sender.send(verify)
         return report if self._rank == 0 else None

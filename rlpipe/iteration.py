@@ -22,6 +22,7 @@ PHASES = (
     "optimizer",
     "exchange",
     "train_other",
+    "sleep_wake",
     "weight_sync",
     "eval",
     "checkpoint",

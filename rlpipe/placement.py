@@ -105,9 +105,9 @@ def _wait_for_nodes(wanted: int, deadline_seconds: float) -> None:
 @contextmanager
 def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
     """Bundles of (actor processes, engines); given back at the end. Raises ResourceError when they do not fit."""
-    if config.ray.colocate and cluster_gpus():
+    if config.ray.colocate:
         with _reserved("colocated", config.actor.processes, 1, config, cpus=2) as shared:
-            half = replace(shared, gpus_per_bundle=0.5)
+            half = replace(shared, gpus_per_bundle=shared.gpus_per_bundle / 2)
             yield half, half
         return
     with actor_placement(config) as actor, engine_placement(config) as engines:
@@ -163,7 +163,8 @@ def _free_endpoint_here() -> tuple[str, int]:
 
 
 def _workers(config: Config) -> int:
-    return config.actor.processes + config.rollout.engines
+    engines = config.actor.processes if config.ray.colocate else config.rollout.engines
+    return config.actor.processes + engines
 
 
 @contextmanager

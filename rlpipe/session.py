@@ -24,6 +24,7 @@ from rlpipe.rollouts.rollouts import Rollouts
 from rlpipe.run_directory import RunDirectory, open_run_directory
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.tracking import open_trackers
+from rlpipe.turns import Turns, open_turns
 from rlpipe.warm_up import warm_up_actor
 from rlpipe.weight_sync import WeightSync
 from rollout.pool import RolloutPool
@@ -44,6 +45,7 @@ class Session:
     learner: Learner
     evaluation: Evaluation
     weights: WeightSync
+    turns: Turns
     measurement: Measurement
     start: RunState
     advised: bool = False
@@ -61,13 +63,15 @@ class Session:
         if checkpoint_is_due(self.config, iteration):
             position, pending = self.rollouts.position()
             state = RunState(iteration, position.epoch, position.position, pending)
-            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
+            with self.turns.reading_weights():
+                self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
 
     def close(self) -> None:
         """Finish what is still being written, and write the final policy where that is asked for."""
         self.actor.finish_checkpoint()
         if self.config.checkpoint.save_hf:
-            self.actor.save_hf(self.directory.policy)
+            with self.turns.reading_weights():
+                self.actor.save_hf(self.directory.policy)
 
     def packing_metrics(self, packs: TrainingPacks) -> dict[str, float]:
         """How full the packs are; tells once when another budget would need fewer."""
@@ -106,14 +110,17 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             actor_bundles, engine_bundles = stack.enter_context(placements(config))
         pool = RolloutPool.start(config, config.model.path, engine_bundles, str(directory.logs))
         stack.callback(pool.stop)
+        turns = open_turns(config, pool)
         with console.task("starting the actor"):
+            turns.start_actor()
             actor = ActorGroup.start(config, actor_bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
+        turns.attach(actor)
         warm_up_actor(config, actor, config.algorithm, console)
         state = _load_or_warm_start(inputs, actor, checkpoint, directory, console)
         with console.task("waiting for the engines"):
             pool.wait_until_ready()
-        weights = WeightSync(config, actor, pool, actor_bundles)
+        weights = WeightSync(config, actor, pool, turns, actor_bundles)
         weights.push(state.iteration)
 
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
@@ -133,6 +140,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             learner=learner,
             evaluation=Evaluation(config, inputs.evaluation),
             weights=weights,
+            turns=turns,
             measurement=Measurement(config, actor, directory, console, state.iteration + 1, pool),
             start=state,
         )

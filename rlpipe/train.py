@@ -21,6 +21,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     batch = run.rollouts.take(iteration, run.weights.version)
                 step.split("rollout", {"reward": batch.grading_seconds}, rest="rollout")
                 samples = batch.samples
+                with step.phase("sleep_wake"):
+                    run.turns.to_actor()
                 with step.phase("ref_logprob"):
                     reference = run.learner.reference_logprobs(samples)
                 with step.phase("old_logprob"):
@@ -44,10 +46,12 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     run.rollouts.settle()
                 with step.phase("weight_sync"):
                     step.add(run.weights.push(iteration))
+                step.split("weight_sync", run.turns.take_seconds(), rest="weight_sync")
                 with step.phase("eval"):
                     run.evaluate(iteration, step)
                 with step.phase("checkpoint"):
                     run.checkpoint(iteration)
+                step.split("checkpoint", run.turns.take_seconds(), rest="checkpoint")
                 with step.phase("tracking"):
                     run.measurement.finish(step, packs)
         run.close()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from rlpipe.config.root import Config
 from rlpipe.errors import WeightSyncError
 from rlpipe.placement import Placement, cluster_gpus, free_endpoint
-from rlpipe.weights import WeightGroup
+from rlpipe.turns import Turns
+from rlpipe.weights import BUFFERS, WeightGroup
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
 
 
 class WeightSync:
-    """Holds the group in which actor rank 0 broadcasts to every engine process."""
+    """Holds the groups in which the actor meets the engines: pairs that share buffers where they share a device, else
+    one in which actor rank 0 broadcasts to every engine process."""
 
-    def __init__(self, config: Config, actor: "ActorGroup", pool: "RolloutPool", actor_placement: Placement) -> None:
+    def __init__(
+        self, config: Config, actor: "ActorGroup", pool: "RolloutPool", turns: Turns, actor_placement: Placement
+    ) -> None:
         self._config = config
+        self._turns = turns
         self._actor = actor
         self._pool = pool
         self._plan = actor.weight_plan()
@@ -28,9 +33,10 @@ class WeightSync:
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines hold `version`."""
         in_flight = self._config.rollout.mode == "async"
-        receiving = self._pool.start_receiving(self._plan, version, in_flight)
-        report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
-        receipts = self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
+        with self._turns.sending_weights():
+            receiving = self._pool.start_receiving(self._plan, version, in_flight)
+            report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
+            receipts = self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
         if self._config.weight_sync.verify:
             _compare(report.checksums, receipts)
         self.version = version
@@ -41,21 +47,25 @@ class WeightSync:
         }
 
     def _join(self, actor_placement: Placement) -> None:
-        address, port = free_endpoint(actor_placement)
-        engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
-        group = WeightGroup(
-            name="rlpipe-weights",
-            address=address,
-            port=port,
-            world_size=1 + engine_processes,
-            # NCCL refuses two ranks on one GPU.
-            backend="nccl" if cluster_gpus() and not self._config.ray.colocate else "gloo",
-        )
-        engines = self._pool.join_weight_group(group)
-        actor = self._actor.begin_join_weight_group(group)
+        groups = self._pairs() if self._config.ray.colocate else self._broadcast_group(actor_placement)
+        engines = self._pool.join_weight_groups(groups)
+        actor = self._actor.begin_join_weight_groups(groups)
         # Engines first: one that cannot join says so at once, while the actor would wait for it.
         self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "joining the weight group")
         actor.result()
+
+    def _pairs(self) -> list[WeightGroup]:
+        """Engine i and actor process i."""
+        addresses = self._actor.listen_for_engines()[: self._config.rollout.engines]
+        return [
+            WeightGroup(f"rlpipe-weights-{index}", address, 0, 2, BUFFERS) for index, address in enumerate(addresses)
+        ]
+
+    def _broadcast_group(self, actor_placement: Placement) -> list[WeightGroup]:
+        address, port = free_endpoint(actor_placement)
+        engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
+        backend = "nccl" if cluster_gpus() else "gloo"
+        return [WeightGroup("rlpipe-weights", address, port, 1 + engine_processes, backend)]
 
 
 def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:

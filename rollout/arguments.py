@@ -24,6 +24,7 @@ _RESERVED = {
     "random_seed": "seed",
     "skip_tokenizer_init": None,
     "enable_return_routed_experts": "algorithm.routing_replay",
+    "enable_memory_saver": "ray.sleep",
 }
 
 
@@ -33,7 +34,8 @@ class EngineSetup:
 
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
     used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
-    `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices.
+    `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
+    `memory_saver` lets it give device memory back.
     """
 
     index: int
@@ -47,6 +49,7 @@ class EngineSetup:
     instance: str
     log_path: str
     routes_shape: tuple[int, int] | None = None
+    memory_saver: bool = False
     jit: JitConfig = JitConfig()
 
 
@@ -110,6 +113,7 @@ def _cuda_arguments(setup: EngineSetup) -> dict[str, Any]:
         # Capturing prefill graphs compiles for over a minute and gains nothing for decoding.
         "disable_prefill_cuda_graph": True,
         "cuda_graph_max_bs_decode": setup.engine.max_running_requests,
+        "enable_memory_saver": setup.memory_saver,
     }
 
 

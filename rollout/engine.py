@@ -25,6 +25,7 @@ from rollout.gate import Gate
 from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import (
+    DeviceMemory,
     EngineHealth,
     EngineRecord,
     EngineUsage,
@@ -40,6 +41,8 @@ from rollout.weight_receiver import VERIFY_VARIABLE
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 1.0
+_IDLE_SECONDS = 30.0
+_IDLE_POLL_SECONDS = 0.01
 
 
 class Engine:
@@ -64,6 +67,7 @@ class Engine:
         self._calls: set[asyncio.Task[Any]] = set()
         self._death: RolloutError | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._freed: set[DeviceMemory] = set()
         self._jit = JitWatch(setup.index, Path(setup.log_path), setup.jit)
 
     async def address(self) -> WorkerAddress:
@@ -105,6 +109,7 @@ class Engine:
         for request in requests:
             self._check_fits(request)
         self._alive()
+        self._check_holds("generating", "weights", "kv_cache")
         tasks = {asyncio.create_task(self._generate_one(request)) for request in requests}
         self._running |= tasks
         self._usage.begin(len(tasks))
@@ -124,6 +129,32 @@ class Engine:
         self._aborts += 1
         async with self._gate.closed(hurry=self._abort_in_sglang):
             self._alive()
+
+    async def sleep(self, parts: tuple[DeviceMemory, ...]) -> None:
+        """Gives the device memory of `parts` back once running requests have ended. What was in it is lost."""
+        async with self._gate.closed():
+            self._alive()
+            begin = time.perf_counter()
+            if new := [part for part in parts if part not in self._freed]:
+                from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+                await self._wait_until_idle()
+                request = ReleaseMemoryOccupationReqInput(tags=list(new))
+                await self._call(self._sglang.tokenizer_manager.release_memory_occupation(request, None))
+                self._freed.update(new)
+        self._usage.note_span("sleep", begin)
+
+    async def wake(self, parts: tuple[DeviceMemory, ...]) -> None:
+        """Takes device memory for `parts` again; weights are undefined until they are received."""
+        self._alive()
+        begin = time.perf_counter()
+        if back := [part for part in parts if part in self._freed]:
+            from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+            request = ResumeMemoryOccupationReqInput(tags=list(back))
+            await self._call(self._sglang.tokenizer_manager.resume_memory_occupation(request, None))
+            self._freed.difference_update(back)
+        self._usage.note_span("wake", begin)
 
     async def join_weight_group(self, group: WeightGroup, rank: int) -> None:
         """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
@@ -159,6 +190,7 @@ class Engine:
         """
         async with self._gate.closed(hurry=self._abort_in_sglang if in_flight else None):
             self._alive()
+            self._check_holds("receiving weights", "weights")
             begin = time.perf_counter()
             messages = [
                 await self._receive_bucket(bucket, group_name, last=position == len(plan) - 1, version=version)
@@ -332,6 +364,25 @@ class Engine:
             )
         if not request.prompt_ids:
             raise RolloutError(f"request {request.request_id!r} has an empty prompt; engines need at least one token")
+
+    def _check_holds(self, call: str, *parts: DeviceMemory) -> None:
+        for part in parts:
+            if part in self._freed:
+                raise RolloutError(
+                    f"engine {self._setup.index} has given the device memory of its {part} back, so {call} is not "
+                    f"possible: call RolloutPool.wake(({part!r},)) first"
+                )
+
+    async def _wait_until_idle(self) -> None:
+        """SGLang asserts that it is idle when memory goes, which it is a moment after its last answer."""
+        end = time.perf_counter() + _IDLE_SECONDS
+        while not (await self._call(self._sglang.tokenizer_manager.flush_cache())).success:
+            if time.perf_counter() > end:
+                raise RolloutError(
+                    f"engine {self._setup.index} is still busy {_IDLE_SECONDS:g} seconds after its last answer, so its "
+                    f"memory cannot be freed; see {self._setup.log_path}"
+                )
+            await asyncio.sleep(_IDLE_POLL_SECONDS)
 
     def _alive(self) -> None:
         if self._death is not None:

@@ -22,7 +22,7 @@ from rollout.client import EngineClient
 from rollout.environment import DeviceKind, engine_environment
 from rollout.failures import log_tail
 from rollout.litter import engine_directory, remove_files
-from rollout.requests import EngineHealth, EngineRecord, EngineUsage, GenerateRequest, Generation
+from rollout.requests import DeviceMemory, EngineHealth, EngineRecord, EngineUsage, GenerateRequest, Generation
 
 _STOP_SECONDS = 30.0
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
@@ -43,7 +43,7 @@ class RolloutPool:
         self._address_references = [actor.address.remote() for actor in actors]
         self._starting = [actor.start.remote() for actor in actors]
         self._workers: list[WorkerAddress] = []
-        self._group: WeightGroup | None = None
+        self._groups: tuple[WeightGroup, ...] = ()
         self._stopped = False
 
     @classmethod
@@ -106,24 +106,47 @@ class RolloutPool:
         addresses = self._addresses(deadline_seconds)
         return deadline_error([addresses[index] for index in client.busy_engines()], deadline_seconds, "rollout")
 
-    def join_weight_group(self, group: WeightGroup) -> list[Any]:
-        """References that are ready when all ranks, the sender's included, have joined. Give them to `gather`."""
-        self._group = group
-        tensor_parallel = self._config.rollout.engine.tensor_parallel
+    def join_weight_groups(self, groups: Sequence[WeightGroup]) -> list[Any]:
+        """References that are ready when all ranks, the senders' included, have joined. Give them to `gather`.
+
+        One group for all engines, or one for each.
+        """
+        if len(groups) == 1:
+            size = self._config.rollout.engine.tensor_parallel
+            places = [(groups[0], 1 + index * size) for index in range(len(self._actors))]
+        else:
+            places = [(group, 1) for group in groups]
+        self._groups = tuple(group for group, _ in places)
         return [
-            actor.join_weight_group.remote(group, 1 + index * tensor_parallel)
-            for index, actor in enumerate(self._actors)
+            actor.join_weight_group.remote(group, rank)
+            for actor, (group, rank) in zip(self._actors, places, strict=True)
         ]
 
+    def sleep(self, parts: Sequence[DeviceMemory]) -> None:
+        """Engines give the device memory of `parts` back, after running requests have ended; its content is lost.
+
+        Until `wake`, calls that need it raise RolloutError.
+        """
+        references = [actor.sleep.remote(tuple(parts)) for actor in self._actors]
+        self.gather(references, self._config.deadlines.rollout_seconds, "putting engines to sleep")
+
+    def wake(self, parts: Sequence[DeviceMemory]) -> None:
+        """Engines take device memory for `parts` again; weights have to be sent after it."""
+        references = [actor.wake.remote(tuple(parts)) for actor in self._actors]
+        self.gather(references, self._config.deadlines.weight_sync_seconds, "waking engines")
+
     def start_receiving(self, plan: tuple[WeightBucket, ...], version: int, in_flight: bool = False) -> list[Any]:
-        """References to each engine's WeightReceipt of `plan`; the sender may broadcast right after this call.
+        """References to each engine's WeightReceipt of `plan`; the sender may begin right after this call.
 
         Engines finish their running requests first, or interrupt them where `in_flight`; these then go on, and later
         requests are answered, with the new weights.
         """
-        if self._group is None:
-            raise WeightSyncError("engines have not joined a weight group; call join_weight_group first")
-        return [actor.receive.remote(plan, version, self._group.name, in_flight) for actor in self._actors]
+        if not self._groups:
+            raise WeightSyncError("engines have not joined a weight group; call join_weight_groups first")
+        return [
+            actor.receive.remote(plan, version, group.name, in_flight)
+            for actor, group in zip(self._actors, self._groups, strict=True)
+        ]
 
     def gather(self, references: Sequence[Any], deadline_seconds: float, phase: str) -> list[Any]:
         """Results of `references`, one per engine, or the error of the first engine that has one."""
@@ -132,11 +155,14 @@ class RolloutPool:
         except ray.exceptions.RayError as error:
             raise self._translate(error) from None
 
-    def leave_weight_group(self) -> None:
-        if self._group is not None:
-            references = [actor.leave_weight_group.remote(self._group.name) for actor in self._actors]
+    def leave_weight_groups(self) -> None:
+        if self._groups:
+            references = [
+                actor.leave_weight_group.remote(group.name)
+                for actor, group in zip(self._actors, self._groups, strict=True)
+            ]
             self.gather(references, self._config.deadlines.weight_sync_seconds, "leaving the weight group")
-            self._group = None
+            self._groups = ()
 
     def health(self) -> tuple[EngineHealth, ...]:
         """Raises RolloutError when an engine has died."""
@@ -245,6 +271,7 @@ def _setup(
         request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
         needs_tokenizer=config.uses_stop_strings,
         verify_weights=config.weight_sync.verify,
+        memory_saver=device == "cuda" and config.ray.takes_turns(gpus=True),
         seed=config.seed,
         instance=instance,
         routes_shape=_routes_shape(config, model_path),

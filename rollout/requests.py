@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
@@ -10,6 +11,9 @@ from rlpipe.phases import Span
 from rlpipe.routes import Routes
 from rlpipe.sample import Status, VersionSpan
 from rollout.begun import Begun
+
+DeviceMemory = Literal["weights", "kv_cache"]
+"""What of an engine's device memory can be given back, by SGLang's names."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""Receiving a bucket of weights in a scheduler process.
+"""Receiving weights in a scheduler process, bucket by bucket.
 
-Replaces SGLang's own function, which makes every tensor and then a second copy of them all just to know the bucket's
-size, and which cannot tell what arrived.
+Replaces SGLang's own functions: its broadcast makes every tensor and then a second copy of them all just to know the
+bucket's size, it cannot tell what arrived, and it has no way to read buffers that stay open.
 """
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
 
-from rlpipe.weights import checksum
+from rlpipe.weights import BUFFERS, checksum
+from rollout.weight_sources import Broadcast, SharedBuffers, WeightSource
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
 
@@ -20,27 +22,67 @@ def install() -> None:
     """Call once, before the scheduler starts."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
+    WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
+    WeightUpdater.destroy_weights_update_group = leave_group
     WeightUpdater._update_bucketed_weights_from_distributed = receive_bucket
+
+
+def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
+    """Adds the group of shared buffers, whose `master_address` is a listener's."""
+
+    def join_group(
+        updater: Any,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "nccl",
+    ) -> tuple[bool, str]:
+        groups = updater._model_update_group
+        if backend == BUFFERS:
+            try:
+                groups[group_name] = SharedBuffers(master_address, updater.device)
+            except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+                return False, f"{type(error).__name__}: {error}"
+            return True, ""
+        joined, message = join_process_group(
+            updater, master_address, master_port, rank_offset, world_size, group_name, backend
+        )
+        if joined:
+            groups[group_name] = Broadcast(groups[group_name], updater.device)
+        return joined, message
+
+    return join_group
+
+
+def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
+    """Ends the connection of a group."""
+    source: WeightSource | None = updater._model_update_group.pop(group_name, None)
+    if source is None:
+        return False, f"there is no group {group_name!r}"
+    source.leave()
+    return True, ""
 
 
 def receive_bucket(
     updater: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
 ) -> tuple[bool, str]:
-    """Receives all tensors of a bucket as one flat tensor of their common dtype, from rank 0, and loads them.
+    """Receives all tensors of a bucket as one flat tensor of their common dtype, and loads them.
 
     Returns whether it worked and a message: the checksum of the received bytes where verification is on, else empty.
     The checksum is of what arrived, before SGLang's loader puts it into its fused and sharded parameters.
     """
+    source: WeightSource = updater._model_update_group[group_name]
     (dtype,) = {getattr(torch, name) for name in dtypes}
     sizes = [math.prod(shape) for shape in shapes]
-    flat = torch.empty(sum(sizes), dtype=dtype, device=updater.device)
     try:
-        torch.distributed.broadcast(flat, src=0, group=updater._model_update_group[group_name])
-        pieces = zip(names, flat.split(sizes), shapes, strict=True)
-        updater.get_model().load_weights([(name, piece.view(shape)) for name, piece, shape in pieces])
+        with source.bucket(sum(sizes), dtype) as flat:
+            pieces = zip(names, flat.split(sizes), shapes, strict=True)
+            updater.get_model().load_weights([(name, piece.view(shape)) for name, piece, shape in pieces])
+            return True, _agreed_checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
     except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
         return False, f"{type(error).__name__}: {error}"
-    return True, _agreed_checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
 
 
 def _agreed_checksum(flat: torch.Tensor) -> str:

@@ -78,6 +78,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _colocated_engines_wait_for_the_actor(self) -> Self:
+        if self.ray.colocate and self.ray.sleep != "never" and self.rollout.mode != "sync":
+            raise ValueError(
+                f"ray.colocate gives the GPU to engines and actor in turn, but rollout.mode '{self.rollout.mode}' "
+                "generates while the actor trains: set rollout.mode to 'sync', ray.colocate to false, or ray.sleep to "
+                "'never' where both fit into the GPU's memory"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _older_samples_are_known_to_be_older(self) -> Self:
         rollout, algorithm = self.rollout, self.algorithm
         ahead = rollout.mode != "sync" or rollout.partial

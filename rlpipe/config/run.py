@@ -75,7 +75,11 @@ class RayConfig(Section):
     """`auto` or host:port joins a cluster; empty starts a local one that ends with the run."""
 
     colocate: bool = False
-    """Engine i shares the GPU of actor process i instead of having its own."""
+    """Engine i shares the GPU of actor process i instead of having its own, and reads new weights from its memory."""
+
+    sleep: Literal["auto", "always", "never"] = "auto"
+    """Colocated engines and actor take turns in device memory: engines free weights and KV cache while the actor works,
+    the actor frees parameters and gradients while they generate. `auto`: on GPUs."""
 
     object_store_bytes: int = Field(200 * 2**20, ge=80 * 2**20)
     """Object store of a local cluster."""
@@ -88,6 +92,10 @@ class RayConfig(Section):
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the workers on all nodes. Never secrets: the configuration is saved and logged."""
+
+    def takes_turns(self, gpus: bool) -> bool:
+        """Whether engines and actor sleep while the others work. gpus: they run on GPUs."""
+        return self.colocate and (self.sleep == "always" or (self.sleep == "auto" and gpus))
 
 
 class RunConfig(Section):

@@ -44,6 +44,7 @@ _PHASES = {
     "optimizer": "zeroing and finishing gradients, clipping and the Adam step",
     "exchange": "training call: exchanges between ranks that were not hidden, transfer and waiting for peers alike",
     "train_other": "the training call less these four: packs to the device, pipeline bubbles, remote call",
+    "sleep_wake": "colocated engines and actor: giving device memory back and taking it again, weights coming back",
     "weight_sync": "sending new weights to the engines",
     "eval": "held-out evaluation",
     "checkpoint": "saving a checkpoint",

@@ -19,6 +19,7 @@ _FOR_PHASE = {
     "rollout": "add engines, shorten responses, or let it run beside training (rollout.mode)",
     "reward": "raise reward.workers, or choose a cheaper grader",
     "weight_sync": "raise weight_sync.bucket_bytes, or place engines and actor closer together",
+    "sleep_wake": "keep both sides in memory (ray.sleep), or give engines GPUs of their own",
     "checkpoint": "save less often, or to a faster disk",
     "eval": "evaluate less often or on fewer rows",
     "ref_logprob": "raise actor.forward_max_tokens_per_gpu, or do without the KL term",

@@ -17,6 +17,7 @@ _COLORS = {
     "optimizer": "#88bb44",
     "exchange": "#ddaa33",
     "train_other": "#bbdd99",
+    "sleep_wake": "#ffaabb",
     "weight_sync": "#ee6677",
     "eval": "#ccbb44",
     "checkpoint": "#999999",

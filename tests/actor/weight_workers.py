@@ -13,7 +13,7 @@ from actor.hf.export import export_plan
 from actor.models.build import read_model
 from actor.weight_sender import WeightSender, plan_buckets
 from rlpipe.errors import WeightSyncError
-from rlpipe.weights import WeightBucket, WeightGroup, checksum
+from rlpipe.weights import BUFFERS, WeightBucket, WeightGroup, checksum
 
 BUCKET_BYTES = 20_000
 
@@ -31,7 +31,7 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
             except WeightSyncError as raised:
                 error = str(raised)
         dist.barrier()
-        sender.join(groups[name], 60)
+        sender.join([groups[name]], 60)
         reports = [sender.send(verify=True)]
         with torch.no_grad():
             for chunk in policy.policy:
@@ -51,6 +51,40 @@ def receive_twice(rank: int, count: int, path: Path, groups: dict[str, WeightGro
         joined = _joined(group)
         results[name] = [_round(plan, joined) for _ in range(2)]
     return results
+
+
+def send_through_buffers(rank: int, count: int, path: Path, layouts: dict[str, Any], addresses: Any) -> dict[str, Any]:
+    """Each process feeds a reader of its own, twice; it puts address and plan into `addresses[rank]`."""
+    results = {}
+    for name, parallel in layouts.items():
+        policy = trainer(path, count, parallel=parallel)
+        sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
+        addresses[rank].put((sender.listen(), sender.plan))
+        sender.join([WeightGroup(f"pair {index}", "", 0, 2, BUFFERS) for index in range(count)], 60)
+        results[name] = [sender.send(verify=True)]
+        with torch.no_grad():
+            for chunk in policy.policy:
+                for parameter in chunk.parameters():
+                    parameter.mul_(2)
+        results[name].append(sender.send(verify=True))
+        sender.leave()
+    return results
+
+
+def send_to_failing_readers(rank: int, count: int, path: Path, addresses: Any) -> list[str]:
+    """What the sender says to each kind of failure."""
+    policy = trainer(path, count)
+    errors = []
+    for _ in range(2):
+        sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
+        addresses.put((sender.listen(), sender.plan))
+        sender.join([WeightGroup("pair", "", 0, 2, BUFFERS)], 60)
+        try:
+            sender.send(verify=False)
+        except WeightSyncError as error:
+            errors.append(str(error))
+        sender.leave()
+    return errors
 
 
 def _joined(group: WeightGroup) -> dist.ProcessGroup:

@@ -119,7 +119,7 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
     group = WeightGroup("weights", "127.0.0.1", free_port(), 3, "gloo")
     source = WeightSource.remote()
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.join_weight_group(group), DEADLINE, "joining")
+    dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
     ray.get(joined)
     for version, folder in ((1, other), (2, dense_folder)):
         receiving = dense_pool.start_receiving(plan, version)
@@ -131,7 +131,7 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
         assert logprob_error(folder, requests, generations) < 1e-4
         assert {span.version for one in generations for span in one.versions} == {version}
     assert [one.version for one in dense_pool.health()] == [2, 2]
-    dense_pool.leave_weight_group()
+    dense_pool.leave_weight_groups()
     ray.kill(source)
 
 

@@ -33,7 +33,7 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         group = WeightGroup("weights", "127.0.0.1", free_port(), 2, "gloo")
         source = WeightSource.remote()
         joined = source.join.remote(group)
-        pool.gather(pool.join_weight_group(group), DEADLINE, "joining")
+        pool.gather(pool.join_weight_groups([group]), DEADLINE, "joining")
         ray.get(joined)
         receiving = pool.start_receiving(plan, version=1)
         sent = ray.get(source.send.remote(state(second), plan))

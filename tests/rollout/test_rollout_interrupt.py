@@ -75,7 +75,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     group = WeightGroup("in-flight", "127.0.0.1", free_port(), 3, "gloo")
     source = WeightSource.remote()
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.join_weight_group(group), DEADLINE, "joining")
+    dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
     ray.get(joined)
     requests = make_requests(16, new_tokens=400)
 
@@ -106,5 +106,5 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     receiving = dense_pool.start_receiving(plan, 8)
     source.send.remote(state(dense_folder), plan)
     dense_pool.gather(receiving, DEADLINE, "weight_sync")
-    dense_pool.leave_weight_group()
+    dense_pool.leave_weight_groups()
     ray.kill(source)

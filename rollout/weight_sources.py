@@ -1,0 +1,82 @@
+"""The two ways in which buckets of weights come to a scheduler process, one class each."""
+
+import mmap
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.distributed
+
+from rlpipe.weight_channel import Reader, connect
+from rlpipe.weights import SharedBuffer
+
+
+class WeightSource(Protocol):
+    """Where the next bucket comes from; kept among SGLang's own groups under the group's name."""
+
+    @contextmanager
+    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        """The next bucket, flat, on the device; it may be overwritten after the block."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """End the connection."""
+
+
+class Broadcast:
+    """A process group in which rank 0 broadcasts."""
+
+    def __init__(self, group: torch.distributed.ProcessGroup, device: str) -> None:
+        self._group = group
+        self._device = device
+
+    @contextmanager
+    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        flat = torch.empty(elements, dtype=dtype, device=self._device)
+        torch.distributed.broadcast(flat, src=0, group=self._group)
+        yield flat
+
+    def leave(self) -> None:
+        torch.distributed.destroy_process_group(self._group)
+
+
+class SharedBuffers:
+    """Buffers of the actor's process on the same device, filled in rotation and read where they are."""
+
+    def __init__(self, address: str, device: str) -> None:
+        self._reader: Reader = connect(address)
+        self._buffers = [_opened(buffer) for buffer in self._reader.buffers]
+        self._device = torch.get_device_module(device)
+        self._next = 0
+
+    @contextmanager
+    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        self._reader.wait_full()
+        buffer = self._buffers[self._next]
+        self._next = (self._next + 1) % len(self._buffers)
+        try:
+            yield buffer[: elements * dtype.itemsize].view(dtype)
+            self._device.synchronize()  # the writer does not see this process's stream
+        except Exception as error:
+            self._reader.fail(f"an engine could not load a weight bucket: {type(error).__name__}: {error}")
+            raise
+        self._reader.free()
+
+    def leave(self) -> None:
+        self._reader.close()
+        self._buffers.clear()
+
+
+def _opened(buffer: SharedBuffer) -> torch.Tensor:
+    """The bytes of another process's buffer, uint8 [size_bytes]."""
+    if buffer.kind == "cuda_ipc":
+        tensor: torch.Tensor = pickle.loads(buffer.handle)
+        return tensor
+    file = os.open(buffer.handle, os.O_RDWR)
+    try:
+        return torch.frombuffer(mmap.mmap(file, buffer.size_bytes), dtype=torch.uint8)
+    finally:
+        os.close(file)
