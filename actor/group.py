@@ -46,13 +46,17 @@ class Pending(Generic[T]):
 
 
 class ActorGroup:
-    """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline."""
+    """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline.
+
+    `notes` are sentences for the user about what the processes found.
+    """
 
     def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
         self._config = config
         self._workers = workers
         self._addresses = addresses
         self._answering = True
+        self.notes: tuple[str, ...] = ()
         self.layout = ActorLayout.of(config.actor)
 
     @classmethod
@@ -198,7 +202,8 @@ class ActorGroup:
                 "too small for actor.processes, or deadlines.start_seconds too short?"
             ) from None
         (endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
-        self._all("start", seconds, *endpoint)
+        notes = self._all("start", seconds, *endpoint)
+        self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
 
     def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:
         counts = [len(steps) for steps in packs_by_data_rank]

@@ -17,6 +17,8 @@ from actor.device import device_name, synchronize
 from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
 from actor.layers.attention import check_flash_attention
+from actor.layers.gdn_backend import choose_gdn_backend
+from actor.models.build import read_model
 from actor.optimizer_fixes import install_optimizer_fixes
 from actor.pipeline_fixes import install_pipeline_fixes
 from actor.rank_clock import RankClock
@@ -64,10 +66,14 @@ class ActorWorker:
         self._store = distributed.open_store(address, self._config.actor.processes, self._timeout_seconds)
         return address, self._store.port
 
-    def start(self, address: str, port: int) -> None:
-        """Join the other processes, build the model, load its weights, make the optimizer."""
+    def start(self, address: str, port: int) -> tuple[str, ...]:
+        """Check what kernels need, join the other processes, build the model, load its weights, make the optimizer.
+
+        Returns sentences for the user.
+        """
         actor = self._config.actor
         check_flash_attention()
+        notes = gdn_notes(self._config)
         if self._store is None:
             self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
@@ -77,6 +83,7 @@ class ActorWorker:
         self._sender = WeightSender(
             self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
         )
+        return notes
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
@@ -157,6 +164,12 @@ class ActorWorker:
     def _timeout_seconds(self) -> float:
         deadlines = self._config.deadlines
         return max(deadlines.start_seconds, deadlines.train_seconds, deadlines.checkpoint_seconds)
+
+
+def gdn_notes(config: Config) -> tuple[str, ...]:
+    """What Gated DeltaNet layers run on; empty without such layers. Raises an RlpipeError where they cannot run."""
+    sizes = read_model(config.model.path).gated_delta_net
+    return () if sizes is None else (choose_gdn_backend(config.actor.gdn_backend, sizes, config.actor.dtype).note,)
 
 
 def trainer_options(config: Config) -> TrainerOptions:

@@ -116,12 +116,17 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             actor = ActorGroup.start(config, actor_bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
         turns.attach(actor)
+        for note in actor.notes:
+            console.say(note)
         warm_up_actor(config, actor, config.algorithm, console)
         state = _load_or_warm_start(inputs, actor, checkpoint, directory, console)
         with console.task("waiting for the engines"):
-            pool.wait_until_ready()
+            engines = pool.wait_until_ready()
+        for note in dict.fromkeys(note for engine in engines for note in engine.notes):
+            console.say(note)
         weights = WeightSync(config, actor, pool, turns, actor_bundles)
         weights.push(state.iteration)
+        turns.take_seconds()  # belong to no iteration
 
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
         position = StreamState(state.epoch, state.position)

@@ -60,6 +60,7 @@ class Engine:
         self._version = 0
         self._usage = UsageClock()
         self._start_seconds = 0.0
+        self._notes: tuple[str, ...] = ()
         self._request_tokens = 0
         self._gate = Gate()
         self._aborts = 0
@@ -89,7 +90,7 @@ class Engine:
         litter.avoid_named_semaphores()
         from rollout.sglang_engine import server_argument_names, start_sglang
 
-        arguments = server_arguments(setup, server_argument_names())
+        arguments = server_arguments(setup, server_argument_names()) | self._supported_kernels()
         try:
             self._sglang = start_sglang(setup.instance, arguments)
         except Exception as error:
@@ -211,6 +212,7 @@ class Engine:
             request_tokens=self._request_tokens,
             kv_cache_tokens=self._sglang._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"],
             start_seconds=self._start_seconds,
+            notes=self._notes,
         )
 
     async def take_usage(self) -> EngineUsage:
@@ -304,6 +306,16 @@ class Engine:
         """Token ids that end a response."""
         end_of_sequence = self._sglang.tokenizer_manager.model_config.hf_eos_token_id or set()
         return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(end_of_sequence))
+
+    def _supported_kernels(self) -> dict[str, str]:
+        """Arguments in place of SGLang's own choices that cannot run here; the user's choice stays."""
+        if self._setup.device == "cpu" or "attention_backend" in self._setup.engine.sglang:
+            return {}
+        from rollout.attention_kernel import supported_attention
+
+        backend, note = supported_attention()
+        self._notes = (note,) if note else ()
+        return {"attention_backend": backend} if backend else {}
 
     def _abort_in_sglang(self) -> None:
         self._sglang.tokenizer_manager.abort_request(abort_all=True)

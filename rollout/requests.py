@@ -117,7 +117,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts."""
+    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts; `notes` say what it
+    does otherwise than one may expect."""
 
     engine: int
     version: int
@@ -125,6 +126,7 @@ class EngineHealth:
     request_tokens: int
     kv_cache_tokens: int
     start_seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

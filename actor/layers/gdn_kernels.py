@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from actor.layers.gdn_backend import GdnBackend
 from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
 from actor.layers.packed import PackedSequences
 from rlpipe.errors import ActorError
@@ -42,16 +43,12 @@ class GdnKernels:
 
 
 @lru_cache(maxsize=8)
-def load_kernels(backend: str) -> GdnKernels:
-    """The kernels of a backend; `auto` is fla on CUDA and torch elsewhere. What is chosen is logged.
+def load_kernels(backend: GdnBackend) -> GdnKernels:
+    """The kernels of a backend that `actor.layers.gdn_backend` has chosen; logs which they are.
 
     Raises:
-        ActorError: the backend needs CUDA or a package that is not there.
+        ActorError: its package cannot be imported.
     """
-    if backend == "auto":
-        backend = "fla" if torch.cuda.is_available() else "torch"
-    if backend != "torch" and not torch.cuda.is_available():
-        raise ActorError(f"actor.gdn_backend = {backend} needs CUDA, which is not available: use auto or torch")
     kernels = {"torch": _torch_kernels, "fla": _fla_kernels, "flashqla": _flashqla_kernels}[backend]()
     logger.info("Gated DeltaNet runs on the %s backend", kernels.backend)
     return kernels

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from actor.layers.gdn_backend import choose_gdn_backend
 from actor.models.description import ModelDescription
 from rlpipe.config.actor import ActorConfig, ParallelConfig
 from rlpipe.errors import ModelError
@@ -33,7 +34,8 @@ def transformer_config(model: ModelDescription, actor: ActorConfig) -> Transform
         mtp_loss_scaling_factor=actor.mtp_loss_weight,
     )
     config.gdn_sizes = model.gated_delta_net
-    config.gdn_backend = actor.gdn_backend
+    if model.gated_delta_net is not None:
+        config.gdn_backend = choose_gdn_backend(actor.gdn_backend, model.gated_delta_net, actor.dtype).backend
     return config
 
 

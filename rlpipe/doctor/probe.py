@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 _REPEATS = 5
 
@@ -38,21 +38,27 @@ def _gpu() -> dict[str, Any]:
     return {"found": f"{count} x {', '.join(names)}, sm_{major}{minor}, CUDA {torch.version.cuda}{native}"}
 
 
-def _gdn(backend: str) -> dict[str, Any]:
+def _gdn(backend: Literal["auto", "torch", "fla", "flashqla"]) -> dict[str, Any]:
     """Forward and backward of the delta rule on two short sequences, compared with plain torch."""
     import torch
 
+    from actor.layers.gdn_backend import choose_gdn_backend
     from actor.layers.gdn_kernels import load_kernels
     from actor.layers.gdn_torch import chunked_delta_rule
     from actor.layers.packed import PackedSequences
-    from rlpipe.errors import ActorError
+    from actor.models.description import GatedDeltaNetSizes
+    from rlpipe.errors import RlpipeError
 
+    sizes = GatedDeltaNetSizes(
+        key_heads=4, value_heads=8, key_dim=128, value_dim=128, conv_width=4, fused_projections=False
+    )
+    dtype_name = "bfloat16" if torch.cuda.is_available() else "float32"
     try:
-        kernels = load_kernels(backend)
-    except ActorError as reason:
+        kernels = load_kernels(choose_gdn_backend(backend, sizes, dtype_name).backend)
+    except RlpipeError as reason:
         raise SystemExit(str(reason)) from None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = getattr(torch, dtype_name)
     sequences = PackedSequences(qkv_format="thd", ends=(0, 100, 256), device=device)
     torch.manual_seed(0)
     shapes = ((4, 128), (4, 128), (8, 128), (8,), (8,))

@@ -62,6 +62,22 @@ def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
         assert {name: one.get(name) for name in same} == {name: other.get(name) for name in same}
 
 
+@pytest.mark.timeout(300)
+def test_engines_and_actor_that_take_turns_give_the_same_bits(four, tmp_path):
+    """Weights pass through shared buffers, and each side gives its memory back while the other works."""
+    folder, _ = four
+    run_command("train", *run_arguments(tmp_path, "ray.colocate=true", "ray.sleep=always"))
+    plain, turns = folder / "small", tmp_path / "small"
+    assert (turns / "policy/model.safetensors").read_bytes() == (plain / "policy/model.safetensors").read_bytes()
+    assert (turns / "samples.jsonl").read_text() == (plain / "samples.jsonl").read_text()
+    assert (turns / "checkpoints/iteration_00000004/state.json").exists()
+    for row in metric_rows(turns)[1:]:
+        claimed = sum(row[f"time/{phase}_seconds"] for phase in PHASES)
+        assert claimed + row["time/unaccounted_seconds"] == pytest.approx(row["time/step_seconds"])
+        assert row["time/sleep_wake_seconds"] > 0
+        assert row["time/weight_sync_seconds"] > 0
+
+
 def test_a_second_run_of_the_same_name_is_refused(four):
     folder, _ = four
     process = start_command("train", *run_arguments(folder))

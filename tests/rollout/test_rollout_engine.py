@@ -135,6 +135,20 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
     ray.kill(source)
 
 
+def test_a_sleeping_engine_refuses_what_it_cannot_do_and_wakes_as_it_was(dense_pool):
+    requests = make_requests(4)
+    before = answers(dense_pool.generate(requests, DEADLINE))
+    dense_pool.sleep(("kv_cache",))
+    dense_pool.sleep(("kv_cache", "weights"))
+    with pytest.raises(RolloutError, match=r"engine \d has given the device memory of its weights back, so generating"):
+        dense_pool.generate(requests, DEADLINE)
+    dense_pool.wake(("weights",))
+    with pytest.raises(RolloutError, match=r"its kv_cache back.*call RolloutPool.wake\(\('kv_cache',\)\) first"):
+        dense_pool.generate(requests, DEADLINE)
+    dense_pool.wake(("kv_cache",))
+    assert answers(dense_pool.generate(requests, DEADLINE)) == before
+
+
 def test_a_request_longer_than_the_context_is_refused_before_anything_runs(dense_pool):
     long = GenerateRequest("long", (1,) * 500, SamplingParameters(24), 0)
     with pytest.raises(RolloutError, match=r"'long': 500 prompt tokens and up to 24 response tokens exceed the 510"):
