@@ -171,7 +171,7 @@ def _config(sizes: Sizes, scratch: Path, colocate: bool) -> Config:
             "reward": {"name": "math"},
             "checkpoint": {"interval_iterations": 0, "save_hf": False},
             "jit": {"warm_up": "off"},
-            "ray": {"colocate": colocate},
+            "ray": {"colocate": colocate, "sleep": "never"},  # the update alone, not what changing turns costs
             "actor": {
                 "dtype": sizes.dtype,
                 # Only the last norm is trained: optimizer states of all would fill the host's memory for nothing.
