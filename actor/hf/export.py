@@ -1,6 +1,7 @@
 """Stream the policy out under Hugging Face names, parameter by parameter, without a full copy on any rank."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,8 +41,8 @@ def iter_export(
     """Yield (Hugging Face name, tensor) in the order of `export_plan`. Collective: all ranks iterate to the end.
 
     The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
-    `everywhere`) and None elsewhere. Only one parameter is gathered at a time. with_mtp: also the trained
-    multi-token-prediction layer, which rollout engines do not need.
+    `everywhere`) and None elsewhere; it may be a view of the live parameter. Only one parameter is gathered at a time.
+    with_mtp: also the trained multi-token-prediction layer, which rollout engines do not need.
     """
     parameters = local_parameters(chunks)
     dtype = policy_of(chunks[0]).config.params_dtype
@@ -105,9 +106,16 @@ def _flat_size(entry: Entry) -> int:
 
 
 def _sources(entry: Entry, flat: torch.Tensor) -> list[torch.Tensor | None]:
-    """Undo `HfCheckpoint.read` for all ranks' shards: scatter every piece back into its source."""
+    """Undo `HfCheckpoint.read` for all ranks' shards: scatter every piece back into its source.
+
+    Where sources lie whole and one after another, they are views of `flat`: nothing is copied.
+    """
     along = sum(piece.size for section in entry.sections for piece in section)
     size = 1 if entry.split == "replicated" else shard_group(entry).size
+    if _lie_in_order(entry, size):
+        elements = [math.prod(source.shape) for source in entry.sources]
+        parts = flat[: sum(elements)].split(elements)
+        return [part.view(source.shape) for part, source in zip(parts, entry.sources, strict=True)]
     shape = list(entry.sources[0].shape)
     shape[entry.axis] = along // size
     outputs = [flat.new_empty(source.shape) for source in entry.sources]
@@ -119,6 +127,23 @@ def _sources(entry: Entry, flat: torch.Tensor) -> list[torch.Tensor | None]:
                 outputs[piece.source].narrow(entry.axis, piece.start, piece.size).copy_(part)
             position += piece.size
     return list(outputs)
+
+
+def _lie_in_order(entry: Entry, size: int) -> bool:
+    """Whether all ranks' shards, one after another, are the sources one after another, with at most padding behind."""
+    if entry.axis != 0:
+        return False
+    pieces = [piece for rank in range(size) for piece in entry.shard(rank, size)]
+    while pieces and pieces[-1].source == PADDING:
+        pieces.pop()
+    source, position = 0, 0
+    for piece in pieces:
+        if position == entry.sources[source].shape[0]:
+            source, position = source + 1, 0
+        if (piece.source, piece.start) != (source, position):
+            return False
+        position = piece.stop
+    return (source, position) == (len(entry.sources) - 1, entry.sources[-1].shape[0])
 
 
 def save_hf(
@@ -135,7 +160,7 @@ def save_hf(
     for name, tensor in iter_export(chunks, model, with_mtp=has_mtp(chunks)):
         exported.add(name)
         if writer is not None and tensor is not None:
-            writer.add(name, tensor.cpu())
+            writer.add(name, tensor.to("cpu", copy=True))  # it may be a view of a live parameter
     if writer is not None:
         with HfCheckpoint(source) as files:
             for name in files.files:

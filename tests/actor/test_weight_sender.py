@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from buffer_reader import read_buckets, read_rounds
 from train_support import in_module_worker, run_processes, write_policy
 
-from rlpipe.weights import WeightGroup, checksum
+from rlpipe.weights import WeightGroup
 from rollout.weight_sources import SharedBuffers
 
 LAYOUTS = {"ep2": {"expert": 2}, "pp2": {"pipeline": 2}, "tp2_sp": {"tensor": 2, "sequence": True}}
@@ -63,35 +64,13 @@ def test_buckets_respect_the_limit_unless_one_tensor_is_larger(transfers):
     assert all(bucket.size_bytes <= 20_000 or len(bucket.tensors) == 1 for bucket in plan)
 
 
-def _read(plan, source):
-    """One round of buckets, as an engine reads them: the tensors by name and the checksums."""
-    tensors, sums = {}, []
-    for bucket in plan:
-        with source.bucket(sum(spec.elements for spec in bucket.tensors), torch.bfloat16) as flat:
-            sums.append(checksum(flat.view(torch.uint8).numpy().data))
-            parts = flat.clone().split([spec.elements for spec in bucket.tensors])
-        specs = zip(bucket.tensors, parts, strict=True)
-        tensors |= {spec.name: part.reshape(spec.shape).float().numpy() for spec, part in specs}
-    return tensors, tuple(sums)
-
-
-def _read_all(addresses, layouts):
-    results = {}
-    for name in layouts:
-        address, plan = addresses.get(timeout=200)
-        source = SharedBuffers(address, "cpu")
-        results[name] = [_read(plan, source) for _ in range(2)]
-        source.leave()
-    return results
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """Sent and read by two processes, of which each has a reader of its own."""
     path = write_policy(tmp_path_factory.mktemp("policies"), "moe")
     queues = [multiprocessing.get_context("spawn").Queue() for _ in range(2)]
     with ThreadPoolExecutor() as pool:
-        reading = [pool.submit(_read_all, queue, list(LAYOUTS)) for queue in queues]
+        reading = [pool.submit(read_rounds, queue, list(LAYOUTS), "cpu") for queue in queues]
         sent = run_processes(2, in_module_worker, "weight_workers", "send_through_buffers", path, LAYOUTS, queues)
         return path, sent, [one.result() for one in reading]
 
@@ -120,7 +99,7 @@ def test_a_reader_that_fails_or_ends_stops_the_sender_with_its_reason(tmp_path):
     def fail_in_the_second_bucket(how):
         address, plan = queue.get(timeout=200)
         source = SharedBuffers(address, "cpu")
-        _read(plan[:1], source)
+        read_buckets(plan[:1], source)
         if how == "error":
             with contextlib.suppress(ValueError), source.bucket(1, torch.bfloat16):
                 raise ValueError("no such parameter")

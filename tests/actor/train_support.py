@@ -103,6 +103,7 @@ def run_processes(count: int, function: Callable[..., Any], *arguments: Any, tim
 
 def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[..., Any], arguments: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    _show_one_gpu(rank)
     try:
         import torch
 
@@ -126,6 +127,12 @@ def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[...
         distributed.leave()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
+
+
+def _show_one_gpu(rank: int) -> None:
+    """As Ray does for the actor's processes; means nothing where there are no GPUs."""
+    shown = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    os.environ["CUDA_VISIBLE_DEVICES"] = shown[rank] if rank < len(shown) else str(rank)
 
 
 def in_train_worker(rank: int, count: int, name: str, *arguments: Any) -> Any:

@@ -44,7 +44,8 @@ def run_arguments(folder: Path, *more: str) -> list[str]:
 
 
 def start_command(command: str, *arguments: str, mark: str = "") -> subprocess.Popen[str]:
-    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": str(PROJECT)}
+    search = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search}
     return subprocess.Popen(
         [sys.executable, "-m", "rlpipe", command, *arguments],
         cwd=PROJECT,

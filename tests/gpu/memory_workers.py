@@ -1,0 +1,37 @@
+"""An actor's process that frees its device memory and takes it again; imports Megatron."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_workers import trainer, whole_batch
+
+from actor.trainer import Trainer
+from rlpipe.config.algorithm import AlgorithmConfig
+
+SUPERVISED = AlgorithmConfig(loss="sft")
+
+
+def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
+    """Free bytes of the device while the trainer holds each part, and whether everything is as it was."""
+    policy = trainer(path, dtype="bfloat16")
+    policy.train_step([whole_batch()], SUPERVISED)
+    before, logprobs = _bits(policy), policy.logprobs([whole_batch()], "policy")[0]
+    free = {}
+    for held in ("all", "weights", "nothing", "weights", "all"):
+        policy.hold(held)
+        free.setdefault(held, []).append(torch.cuda.mem_get_info()[0])
+    after = policy.logprobs([whole_batch()], "policy")[0]
+    same = [torch.equal(a, b) for a, b in zip(before, _bits(policy), strict=True)]
+    report = policy.train_step([whole_batch()], SUPERVISED)
+    return {
+        "free": free,
+        "parameters": sum(parameter.numel() for parameter in policy.policy[0].parameters()),
+        "same_weights": all(same),
+        "same_logprobs": bool((logprobs == after).all()),
+        "applied": report.applied,
+    }
+
+
+def _bits(policy: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for chunk in policy.policy for parameter in chunk.parameters()]
