@@ -217,7 +217,7 @@ def _config(sizes: Sizes, options: argparse.Namespace) -> Config:
             "model": {"path": "unused"},
             "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _PROMPT_TOKENS},
             "actor": {"max_tokens_per_gpu": _PROMPT_TOKENS + options.tokens},
-            "ray": {"colocate": True},
+            "ray": {"colocate": True, "sleep": "never"},
             "rollout": {
                 "max_response_tokens": options.tokens,
                 "engine": {
