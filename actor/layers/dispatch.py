@@ -6,8 +6,6 @@ again where a single rank already has them in order. Here a row's place comes fr
 directions gather, and on a single rank nothing is moved twice and no length is read from the device.
 """
 
-from typing import Any
-
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
@@ -15,12 +13,11 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispa
 from actor.layers.expert_rows import SpreadRows, SumRows, sort_by_expert
 
 
-class ExpertsLayer(MoELayer):
-    """Megatron's layer of routed experts with this module's dispatcher."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.token_dispatcher.__class__ = TopKDispatcher
+def install_dispatch(model: torch.nn.Module) -> None:
+    """Let every layer with experts of `model` use this module's dispatcher; its router must be a `ReplayRouter`."""
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            module.token_dispatcher.__class__ = TopKDispatcher
 
 
 class TopKDispatcher(MoEAlltoAllTokenDispatcher):

@@ -13,6 +13,10 @@ import torch
 
 TensorFunction = Callable[..., torch.Tensor]
 
+# A process-wide setting of torch: a function that is compiled for more kinds of input runs uncompiled for the rest. A
+# norm alone meets about eight: hidden states, queries and keys, with gradients, without, and in recomputation.
+torch._dynamo.config.recompile_limit = 32
+
 
 def fused(function: TensorFunction) -> TensorFunction:
     """A pure function of tensors as one kernel where its first argument lies on a GPU.

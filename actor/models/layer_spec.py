@@ -18,7 +18,6 @@ from megatron.core.transformer.transformer_layer import (
 )
 
 from actor.layers.attention import PackedAttention, PackedCoreAttention
-from actor.layers.dispatch import ExpertsLayer
 from actor.layers.experts import GroupedExperts
 from actor.layers.gated_delta_net import GatedDeltaNet
 from actor.layers.norm import Norm
@@ -44,7 +43,7 @@ def layer_spec(model: ModelDescription, kind: LayerKind, has_experts: bool) -> M
     experts = model.experts.experts if model.experts is not None and has_experts else None
     mlp = get_mlp_module_spec_for_backend(TorchSpecProvider(), num_experts=experts, moe_grouped_gemm=True)
     if experts is not None:
-        mlp.module, mlp.submodules.router = ExpertsLayer, ReplayRouter
+        mlp.submodules.router = ReplayRouter
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

@@ -10,6 +10,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.utils import unwrap_model
 
 from actor.head import response_logprobs
+from actor.layers.dispatch import install_dispatch
 from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
 from actor.layers.router import install_replay
@@ -49,6 +50,7 @@ class PolicyModel(GPTModel):
         self.description = model
         self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
+        install_dispatch(self)
         for layer in self.decoder.layers:
             if isinstance(layer.mlp, MoELayer):
                 install_replay(layer, layer.layer_number - 1)
