@@ -1,8 +1,15 @@
 """Where tests run if pytest has several workers: files stay whole, and engine tests share one pool of engines."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rlpipe.config.load import load_config
+from rlpipe.environment import set_defaults
+
+set_defaults()
 
 # Long ones first, so that no worker is left alone with one of them at the end.
 _FIRST = ("tests/rollout/", "tests/rlpipe/test_rollouts_end", "tests/rlpipe/test_train_end", "tests/actor/")
@@ -21,3 +28,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _FIRST[0] if nodeid.startswith(_FIRST[0]) else nodeid.split("::", 1)[0]
 
     return WholeFiles(config, log)
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray cluster for all tests of this process that need no cluster of their own."""
+    from rlpipe.placement import ray_cluster
+
+    demo = Path(__file__).parent.parent / "configs/demo/arithmetic.yaml"
+    with ray_cluster(load_config(demo, ["ray.cpus=4", f"ray.object_store_bytes={100 * 2**20}"])):
+        yield

@@ -40,16 +40,7 @@ def policy_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    import ray
-
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def group(cluster, policy_path):
+def group(ray_session, policy_path):
     started = ActorGroup.start(config_of(policy_path, 2))
     yield started
     started.stop()

@@ -3,10 +3,11 @@
 import importlib
 import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,18 +74,24 @@ def make_pack(lengths: Sequence[int], seed: int, denominator: float, multiple: i
     )
 
 
-def run_processes(count: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 240) -> list[Any]:
+def run_processes(
+    count: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_seconds: float = 240,
+    method: Literal["forkserver", "spawn"] = "forkserver",
+) -> list[Any]:
     """`function(rank, count, *arguments)` in `count` fresh processes; their results in rank order.
 
-    They come from a server that has imported torch and Megatron and done nothing else. Fails with the traceback of the
-    first process that fails.
+    method: a server that has imported torch and Megatron, and done nothing else, saves most of the time; `spawn` is for
+        CUDA, which cannot be used after a fork, and for measuring memory. Fails with the first process that fails.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.actor.worker_imports"])
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["tests.actor.worker_imports"])
+    call = pickle.dumps((function, arguments))  # by value: a server passes few of the descriptors that tensors share
     answers, ports = context.Queue(), context.Queue()
-    processes = [
-        context.Process(target=_run, args=(rank, count, ports, answers, function, arguments)) for rank in range(count)
-    ]
+    processes = [context.Process(target=_run, args=(rank, count, ports, answers, call)) for rank in range(count)]
     for process in processes:
         process.start()
     try:
@@ -101,7 +108,7 @@ def run_processes(count: int, function: Callable[..., Any], *arguments: Any, tim
     return [results[rank] for rank in range(count)]
 
 
-def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[..., Any], arguments: Any) -> None:
+def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     _show_one_gpu(rank)
     try:
@@ -123,6 +130,7 @@ def _run(rank: int, count: int, ports: Any, answers: Any, function: Callable[...
         else:
             store = distributed.join_store("127.0.0.1", ports.get(timeout=120), count, 60)
         distributed.join_processes(store, rank, count, 120)
+        function, arguments = pickle.loads(call)
         answers.put((rank, function(rank, count, *arguments), None))
         distributed.leave()
     except BaseException:

@@ -68,6 +68,7 @@ def test_commands_and_links_exist(page):
     from rlpipe.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
     text = page.read_text()
     commands = {name for line in text.splitlines() if line.startswith("    rlpipe ") for name in _COMMAND.findall(line)}
     assert commands <= known

@@ -36,7 +36,7 @@ def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
 
     large, small = write_model(tmp_path, kind, LARGE), write_model(tmp_path, kind, SMALL)
     settings = {"dtype": "float32", "max_tokens_per_gpu": sum(LENGTHS), "recompute": {"granularity": granularity}}
-    measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings))[0]
+    measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings), method="spawn")[0]
     config = validate(
         {
             "run": {"name": "r", "iterations": 1},

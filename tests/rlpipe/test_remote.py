@@ -9,13 +9,6 @@ from rlpipe.errors import DeadlineError
 from rlpipe.remote import gather, register_worker
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    yield
-    ray.shutdown()
-
-
 @ray.remote(num_cpus=0)
 class _Worker:
     def start(self, name):
@@ -29,7 +22,7 @@ class _Worker:
         raise ValueError("a worker's own error")
 
 
-def test_a_late_worker_is_named_with_its_stack(cluster):
+def test_a_late_worker_is_named_with_its_stack(ray_session):
     workers = [_Worker.remote() for _ in range(2)]
     addresses = ray.get([worker.start.remote(f"worker-{i}") for i, worker in enumerate(workers)])
     references = [worker.sleep_in_a_named_function.remote(s) for worker, s in zip(workers, (0, 60), strict=True)]
@@ -43,7 +36,7 @@ def test_a_late_worker_is_named_with_its_stack(cluster):
         ray.kill(worker)
 
 
-def test_results_keep_their_order_and_errors_come_through(cluster):
+def test_results_keep_their_order_and_errors_come_through(ray_session):
     workers = [_Worker.remote() for _ in range(2)]
     addresses = ray.get([worker.start.remote(f"w{i}") for i, worker in enumerate(workers)])
     references = [worker.sleep_in_a_named_function.remote(s) for worker, s in zip(workers, (0.2, 0), strict=True)]

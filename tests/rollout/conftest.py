@@ -1,24 +1,10 @@
-"""One Ray session and one pool of two engines for all tests that only ask questions."""
+"""One pool of two engines for all tests that only ask questions."""
 
 import pytest
-import ray
 from rollout_models import save_dense
 
 from rlpipe.config.root import Config
 from rollout.pool import RolloutPool
-
-
-@pytest.fixture(scope="session")
-def ray_session():
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=80 * 2**20,
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")
