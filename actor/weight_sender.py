@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -39,8 +40,9 @@ class WeightSender:
 
     def __init__(self, policy: Sequence[PolicyModel], description: ModelDescription, dtype: str, bucket_bytes: int):
         self._policy = policy
-        self._description = description
-        self.plan = plan_buckets(export_plan(description, dtype), bucket_bytes)
+        # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
+        self._description = replace(description, fused_experts=True)
+        self.plan = plan_buckets(export_plan(self._description, dtype), bucket_bytes)
         self._listener: Listener | None = None
         self._transport: WeightTransport | None = None
         self._senders = 1

@@ -79,7 +79,7 @@ def receive_bucket(
     try:
         with source.bucket(sum(sizes), dtype) as flat:
             pieces = zip(names, flat.split(sizes), shapes, strict=True)
-            updater.get_model().load_weights([(name, piece.view(shape)) for name, piece, shape in pieces])
+            source.loader.load(updater.get_model(), [(name, piece.view(shape)) for name, piece, shape in pieces])
             return True, _agreed_checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
     except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
         return False, f"{type(error).__name__}: {error}"

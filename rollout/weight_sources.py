@@ -12,10 +12,13 @@ import torch.distributed
 
 from rlpipe.weight_channel import Reader, connect
 from rlpipe.weights import SharedBuffer
+from rollout.weight_loader import WeightLoader
 
 
 class WeightSource(Protocol):
     """Where the next bucket comes from; kept among SGLang's own groups under the group's name."""
+
+    loader: WeightLoader
 
     @contextmanager
     def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
@@ -30,6 +33,7 @@ class Broadcast:
     """A process group in which rank 0 broadcasts."""
 
     def __init__(self, group: torch.distributed.ProcessGroup, device: str) -> None:
+        self.loader = WeightLoader()
         self._group = group
         self._device = device
 
@@ -47,6 +51,7 @@ class SharedBuffers:
     """Buffers of the actor's process on the same device, filled in rotation and read where they are."""
 
     def __init__(self, address: str, device: str) -> None:
+        self.loader = WeightLoader()
         self._reader: Reader = connect(address)
         self._buffers = [_opened(buffer) for buffer in self._reader.buffers]
         self._device = torch.get_device_module(device)

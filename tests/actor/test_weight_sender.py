@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from buffer_reader import read_buckets, read_rounds
+from model_support import fuse_experts, read_tensors
 from train_support import in_module_worker, run_processes, write_policy
 
 from rlpipe.weights import WeightGroup
@@ -35,10 +36,8 @@ def transfers(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_tensor_arrives_under_its_hugging_face_name(transfers, layout):
-    from safetensors.numpy import load_file
-
     path, _, received = transfers
-    wanted = load_file(path / "model.safetensors")
+    wanted = {name: tensor.numpy() for name, tensor in fuse_experts(read_tensors(path)).items()}
     (first, _), (second, _) = received[layout]
     assert first.keys() == wanted.keys()
     for name, values in wanted.items():
@@ -77,11 +76,8 @@ def shared(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_process_fills_the_buffers_with_the_whole_policy(shared, layout):
-    from safetensors.numpy import load_file
-
     path, sent, read = shared
-    saved = load_file(path / "model.safetensors")
-    wanted = {name: torch.from_numpy(values).bfloat16() for name, values in saved.items()}
+    wanted = {name: tensor.bfloat16() for name, tensor in fuse_experts(read_tensors(path)).items()}
     for reader, sender in zip(read, sent, strict=True):
         (first, first_sums), (second, second_sums) = reader[layout]
         assert first.keys() == wanted.keys()

@@ -1,5 +1,6 @@
 """The actor's processes that send weights, and a process that receives them; imports Megatron."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
 
 def receive_twice(rank: int, count: int, path: Path, groups: dict[str, WeightGroup]) -> dict[str, Any]:
     """What an engine does: per group two rounds of buckets; the tensors by name and the checksums of the buckets."""
-    plan = plan_buckets(export_plan(read_model(path), "float32"), BUCKET_BYTES)
+    plan = plan_buckets(export_plan(replace(read_model(path), fused_experts=True), "float32"), BUCKET_BYTES)
     results = {}
     for name, group in groups.items():
         joined = _joined(group)

@@ -98,6 +98,24 @@ def state(folder: str) -> dict[str, torch.Tensor]:
     return load_file(Path(folder) / "model.safetensors")
 
 
+def stacked_state(folder: str) -> dict[str, torch.Tensor]:
+    """The same with the experts of each layer in two tensors, as weights are sent."""
+    tensors, stacked = state(folder), {}
+    for name in tensors:
+        root, found, rest = name.partition(".experts.")
+        if not found:
+            stacked[name] = tensors[name]
+        elif rest == "0.gate_proj.weight":
+            count = sum(one.startswith(f"{root}.experts.") for one in tensors) // 3
+            gate, up, down = (
+                torch.stack([tensors[f"{root}.experts.{index}.{kind}_proj.weight"] for index in range(count)])
+                for kind in ("gate", "up", "down")
+            )
+            stacked[f"{root}.experts.gate_up_proj"] = torch.cat((gate, up), dim=1)
+            stacked[f"{root}.experts.down_proj"] = down
+    return stacked
+
+
 def _add_to_config(folder: Path, **entries) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import ray
-from rollout_models import chosen_experts, save_hybrid, state
+from rollout_models import chosen_experts, save_hybrid, stacked_state
 from rollout_requests import answers, make_requests
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_engine import DEADLINE, free_port, logprob_error
@@ -29,14 +29,15 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         parts = [pool.generate(part, DEADLINE) for part in (shuffled[:1], shuffled[1:])]
         assert {key: value for part in parts for key, value in answers(part).items()} == answers(generations)
 
-        plan = plan_of(state(second), buckets=4)
+        plan = plan_of(stacked_state(second), buckets=4)
         group = WeightGroup("weights", "127.0.0.1", free_port(), 2, "gloo")
         source = WeightSource.remote()
         joined = source.join.remote(group)
         pool.gather(pool.join_weight_groups([group]), DEADLINE, "joining")
         ray.get(joined)
-        receiving = pool.start_receiving(plan, version=1)
-        sent = ray.get(source.send.remote(state(second), plan))
-        assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
-        assert logprob_error(second, requests, pool.generate(requests, DEADLINE)) < 1e-4
+        for version, folder in enumerate((second, first, second), 1):  # experts one by one, then stacked
+            receiving = pool.start_receiving(plan, version)
+            sent = ray.get(source.send.remote(stacked_state(folder), plan))
+            assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
+            assert logprob_error(folder, requests, pool.generate(requests, DEADLINE)) < 1e-4
         ray.kill(source)
