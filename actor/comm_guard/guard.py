@@ -6,10 +6,11 @@ from typing import Any
 
 from actor.comm_guard.failure import Call, explain
 from actor.comm_guard.interception import Method, intercept
-from actor.comm_guard.operations import first_tensor, message_bytes, size_class
+from actor.comm_guard.operations import POSITIONAL_ARGUMENTS, first_tensor, message_bytes, size_class
 from actor.comm_guard.places import Place, place_of
 from actor.comm_guard.policy import Policy
 from actor.comm_guard.probe import Driver, Probe, Shortage
+from actor.comm_guard.short_way import with_short_way
 
 NCCL = ("nccl",)
 
@@ -97,7 +98,10 @@ class CommGuard:
                 self._explain(error, operation, group, (*args, *kwargs.values()))
                 raise
 
-        return guarded
+        def explain_settled(error: RuntimeError, group: Any, arguments: tuple[Any, ...]) -> None:
+            self._explain(error, operation, group, arguments)
+
+        return with_short_way(POSITIONAL_ARGUMENTS.get(operation, 0), original, settled, guarded, explain_settled)
 
     def _make_end_of_batch(self, original: Method) -> Method:
         def guarded(group: Any, *args: Any) -> Any:

@@ -43,6 +43,21 @@ _TABLE: dict[str, tuple[tuple[str, ...], str]] = {
 OPERATIONS: tuple[str, ...] = tuple(_TABLE)
 DISPATCHER_NAMES: dict[str, str] = {operator: operation for operation, (_, operator) in _TABLE.items()}
 
+POSITIONAL_ARGUMENTS: dict[str, int] = {
+    "all_reduce": 2,
+    "broadcast": 2,
+    "all_gather": 3,
+    "all_gather_into_tensor": 3,
+    "all_gather_into_tensor_coalesced": 3,
+    "recv": 3,
+    "reduce_scatter": 3,
+    "reduce_scatter_tensor": 3,
+    "reduce_scatter_tensor_coalesced": 3,
+    "send": 3,
+    "all_to_all_single": 5,
+}
+"""How many torch.distributed passes to the frequent ones; only speed depends on it."""
+
 END_OF_BATCH = "_end_coalescing"
 """Where NCCL launches a batch of sends and receives, so where their errors appear."""
 

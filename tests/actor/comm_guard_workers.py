@@ -234,3 +234,41 @@ def coalesced(rank: int, count: int) -> dict[str, Any]:
     functional.wait_tensor(result)
     watching.uninstall()
     return {"sum": tensors[0][0].item(), "together": together, "functional": result.tolist()}
+
+
+def short_way(rank: int, count: int) -> dict[str, Any]:
+    """Results and counts of settled operations under every alias and call form, then of one that fails."""
+    functions = calls(rank, count)
+    plain = {name: function() for name, function in functions.items()}
+    entry, broken = vars(ProcessGroup)["allreduce"], [False]
+
+    def allreduce(group: Any, *arguments: Any, **named: Any) -> Any:
+        if broken[0]:
+            raise RuntimeError("connection closed")
+        return entry.__get__(group)(*arguments, **named)
+
+    ProcessGroup.allreduce = allreduce
+    watching = guard(ToldDriver(), Policy(default="skip"))
+    watching.install()
+    for _ in range(2):
+        for function in functions.values():
+            function()
+        watching.take()
+    equal = {}
+    for name, function in functions.items():
+        equal[name] = all(
+            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+            for a, b in zip(function(), plain[name], strict=True)
+        )
+    group, tensor = dist.group.WORLD, torch.ones(2)
+    group.allreduce(tensors=[tensor], opts=dist.AllreduceOptions()).wait()
+    group.allreduce([tensor]).wait()
+    metrics = watching.take()
+    broken[0] = True
+    try:
+        dist.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        notes = " ".join(error.__notes__)
+    watching.uninstall()
+    ProcessGroup.allreduce = entry
+    return {"equal": equal, "sum": tensor.tolist(), "metrics": metrics, "notes": notes}

@@ -38,6 +38,15 @@ def test_skipped_operations_are_probed_once_and_counted():
         assert [(one["guard/checks"], one["guard/skips"]) for one in later] == [(1, 5), (1, 5)]
 
 
+def test_settled_operations_are_counted_and_unchanged_in_every_call_form():
+    for found in run_processes(2, in_module_worker, "comm_guard_workers", "short_way"):
+        assert all(found["equal"].values()), found["equal"]
+        assert found["sum"] == [4.0, 4.0]
+        assert found["metrics"]["guard/checks"] == 0
+        assert found["metrics"]["guard/skips"] == len(found["equal"]) + 3 + 2  # three of them are two collectives
+        assert "in all_reduce of 0.00 MiB in group" in found["notes"]
+
+
 def test_a_failure_names_operation_group_bytes_and_memory():
     for memory, other in run_processes(2, in_module_worker, "comm_guard_workers", "failures"):
         assert memory[0] == "ResourceError"
