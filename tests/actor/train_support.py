@@ -79,15 +79,18 @@ def run_processes(
     function: Callable[..., Any],
     *arguments: Any,
     timeout_seconds: float = 240,
-    method: Literal["forkserver", "spawn"] = "forkserver",
+    method: Literal["forkserver", "spawn"] | None = None,
 ) -> list[Any]:
     """`function(rank, count, *arguments)` in `count` fresh processes; their results in rank order.
 
     method: a server that has imported torch and Megatron, and done nothing else, saves most of the time; `spawn` is for
-        CUDA, which cannot be used after a fork, and for measuring memory. Fails with the first process that fails.
+        measuring memory, and the default where there is CUDA, which cannot be used after a fork. Fails with the first
+        process that fails.
     """
-    context: Any = multiprocessing.get_context(method)
-    if method == "forkserver":
+    import torch
+
+    context: Any = multiprocessing.get_context(method or ("spawn" if torch.cuda.is_available() else "forkserver"))
+    if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(["tests.actor.worker_imports"])
     call = pickle.dumps((function, arguments))  # by value: a server passes few of the descriptors that tensors share
     answers, ports = context.Queue(), context.Queue()
