@@ -11,7 +11,8 @@ class WeightSyncConfig(Section):
     """How new weights reach the engines."""
 
     bucket_bytes: int = Field(512 * 2**20, ge=2**20)
-    """Weights travel in flattened buckets of at most this size."""
+    """Weights travel in flattened buckets of at most this size, a larger tensor in one of its own. Two are under way at
+    a time; a colocated run keeps that much of each GPU's memory for them."""
 
     verify: bool = False
     """Compare checksums of what was sent and what the engines hold after every update."""

@@ -1,6 +1,6 @@
 """`rlpipe plan CONFIG --cluster NAME`: the plan as text, what does not fit, and the nearest setting that does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,9 +108,26 @@ def _needs(config: Config, cluster: ClusterConfig, memory: Memory) -> tuple[Need
     have = int(cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
     if not config.ray.colocate:
         return (Need("actor GPU", memory.actor, have), Need("engine GPU", memory.engine.parts, have), host, disk)
-    both = {f"actor {name}": size for name, size in memory.actor.items()}
-    both |= {f"engine {name}": size for name, size in memory.engine.parts.items()}
-    return (Need("GPU of actor and engine", both, have), host, disk)
+    if config.ray.takes_turns(gpus=True):
+        return (*_turns(memory, have), host, disk)
+    return (Need("GPU of actor and engine", _both(memory.actor, memory.engine.parts), have), host, disk)
+
+
+def _turns(memory: Memory, have: int) -> Iterator[Need]:
+    """What is on a shared GPU at the three times when most is there."""
+    actor, engine = memory.actor, memory.engine.parts
+    stays = {name: actor[name] for name in ("CUDA and NCCL", "weight sync")}
+    graphs = {"graphs and workspace": engine["graphs and workspace"]}
+    yield Need("GPU while the actor works", _both(actor, graphs), have)
+    weights = {"parameters": actor["parameters"]}, {"parameters": engine["parameters"]}
+    yield Need("GPU while weights pass", _both(weights[0] | stays, weights[1] | graphs), have)
+    yield Need("GPU while the engine works", _both(stays, engine), have)
+
+
+def _both(actor: Mapping[str, int], engine: Mapping[str, int]) -> dict[str, int]:
+    return {f"actor {name}": size for name, size in actor.items()} | {
+        f"engine {name}": size for name, size in engine.items()
+    }
 
 
 def _title(planned: Plan, cluster_name: str) -> str:

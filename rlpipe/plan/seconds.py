@@ -22,6 +22,7 @@ _CPU_BYTES_PER_SECOND = 1e10  # of one core, for what is bound by memory
 _NODE_BYTES_PER_SECOND = 3e11
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _GLOO_BYTES_PER_SECOND = 2e9
+_SHARED_BYTES_PER_SECOND = 5e10  # through buffers in one GPU's memory; most of it is work per tensor
 _PARAMETER_BYTES = 2
 
 
@@ -114,11 +115,13 @@ def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig) -> 
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """All weights leave actor rank 0 once; through host memory where engines share the actor's GPUs."""
+    """All weights leave actor rank 0 once, or pass through the memory of each GPU that actor and engine share."""
     size = model.parameters * _PARAMETER_BYTES
-    if not cluster.gpus or config.ray.colocate:
+    if not cluster.gpus:
         return size / _GLOO_BYTES_PER_SECOND
     network = cluster.network
+    if config.ray.colocate:
+        return size / _SHARED_BYTES_PER_SECOND
     speed = network.gpu_to_gpu_gigabytes_per_second
     if cluster.nodes > 1:
         speed = min(speed, network.node_to_node_gigabytes_per_second / cluster.node.gpus)
