@@ -75,9 +75,8 @@ def main() -> None:
     ceiling = _ceiling_tflops(sizes)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
-    print(
-        f"Gated DeltaNet on {_gdn_backend(policy)}, element-wise functions {'eager' if options.eager else 'compiled'}"
-    )
+    compiled = torch.cuda.is_available() and not options.eager
+    print(f"Gated DeltaNet on {_gdn_backend(policy)}; between products {'compiled' if compiled else 'eager'}")
     print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product)")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
     for lengths in _lengths(options.packs or sizes.packs):

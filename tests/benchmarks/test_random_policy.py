@@ -1,0 +1,23 @@
+"""Folders of random policies are what transformers takes for checkpoints of their configuration."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "dense"])
+def test_transformers_finds_every_weight(kind, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    from layer_shapes import hybrid_config, qwen3_config
+    from random_policy import save_random_policy
+    from transformers import AutoModelForCausalLM
+
+    config = hybrid_config(4, 512, tiny=True) if kind == "hybrid" else qwen3_config(tiny=True)
+    folder = save_random_policy(config, tmp_path / kind, "float32")
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert model(torch.arange(8)[None]).logits.isfinite().all()
