@@ -26,7 +26,9 @@ def evaluate(config: Config) -> dict[str, float]:
         pool = RolloutPool.start(config, config.model.path, placement)
         stack.callback(pool.stop)
         with console.task("starting the engines"):
-            pool.wait_until_ready()
+            engines = pool.wait_until_ready()
+        for note in dict.fromkeys(note for engine in engines for note in engine.notes):
+            console.say(note)
         with console.task("evaluating"):
             rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console))
             return Evaluation(config, inputs.evaluation).run(0, rollouts)

@@ -111,6 +111,8 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
         with console.task("starting the actor"):
             actor = ActorGroup.start(config, bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
+        for note in actor.notes:
+            console.say(note)
         warm_up_actor(config, actor, _ALGORITHM, console)
         state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))

@@ -101,6 +101,25 @@ def test_checkpoint_brings_policy_and_driver_state_back(group, tmp_path):
         group.load_checkpoint(tmp_path / "iteration_00000001")
 
 
+def test_an_actor_that_gave_its_memory_back_refuses_work_until_it_has_it_again(group, tmp_path):
+    before = group.logprobs(by_data_rank(PACKS))
+    group.hold("nothing")
+    for call in (
+        lambda: group.logprobs(by_data_rank(PACKS)),
+        lambda: group.save_hf(tmp_path / "policy"),
+        lambda: group.begin_send_weights().result(),
+    ):
+        with pytest.raises(ActorError, match=r"where it holds nothing: call ActorGroup.hold\('weights'\) first"):
+            call()
+    group.hold("weights")
+    for old, new in zip(before, group.logprobs(by_data_rank(PACKS)), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
+    with pytest.raises(ActorError, match="training needs the actor's weights and gradients"):
+        group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft"))
+    group.hold("all")
+    assert group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft")).updates_applied
+
+
 def test_policy_is_written_in_hugging_face_layout(group, tmp_path):
     from safetensors.numpy import load_file
 

@@ -1,6 +1,7 @@
 """The parts of the rollout room that need no engine."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_extra_arguments_are_passed_on_and_reserved_ones_name_our_key():
         server_arguments(setup_of(sglang={"dtype": "float16"}), known)
     with pytest.raises(ConfigError, match=r"did you mean 'schedule_policy'"):
         server_arguments(setup_of(sglang={"schedule_policies": "fcfs"}), known)
+
+
+def test_an_engine_that_takes_turns_on_a_gpu_can_give_its_memory_back():
+    assert server_arguments(replace(setup_of("cuda"), memory_saver=True), ())["enable_memory_saver"] is True
+    assert server_arguments(setup_of("cuda"), ())["enable_memory_saver"] is False
+    with pytest.raises(ConfigError, match=r"use ray\.sleep"):
+        server_arguments(setup_of("cuda", sglang={"enable_memory_saver": True}), ())
 
 
 def test_the_default_kv_pool_holds_every_running_request_at_its_longest():
