@@ -87,18 +87,12 @@ def shareable_buffer(size_bytes: int) -> tuple[torch.Tensor, SharedBuffer]:
 def _cuda_buffer(size_bytes: int) -> torch.Tensor:
     """In memory of its own that CUDA can share: expandable segments consist of pieces, which its plain handles do not
     cover."""
-    if "expandable_segments:True" not in _allocator_settings():
-        return torch.empty(size_bytes, dtype=torch.uint8, device=compute_device())
-    _set_allocator("expandable_segments:False")
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    plain = settings.replace("expandable_segments:True", "expandable_segments:False")
+    if plain != settings:
+        torch.cuda.memory._set_allocator_settings(plain)
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, device=compute_device())
     finally:
-        _set_allocator("expandable_segments:True")
-
-
-def _allocator_settings() -> str:
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-
-
-def _set_allocator(settings: str) -> None:
-    torch.cuda.memory._set_allocator_settings(settings)
+        if plain != settings:
+            torch.cuda.memory._set_allocator_settings(settings)
