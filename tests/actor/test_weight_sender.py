@@ -1,19 +1,17 @@
 """Weights that leave the actor arrive bit by bit in a process outside its own process group."""
 
 import contextlib
-import multiprocessing
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from buffer_reader import read_buckets, read_rounds
+from buffer_reader import accept, read_buckets, read_rounds
 from model_support import fuse_experts, read_tensors
 from train_support import in_module_worker, run_processes, write_policy
 
 from rlpipe.weights import WeightGroup
-from rollout.weight_sources import SharedBuffers
 
 LAYOUTS = {"ep2": {"expert": 2}, "pp2": {"pipeline": 2}, "tp2_sp": {"tensor": 2, "sequence": True}}
 
@@ -66,11 +64,11 @@ def test_buckets_respect_the_limit_unless_one_tensor_is_larger(transfers):
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """Sent and read by two processes, of which each has a reader of its own."""
-    path = write_policy(tmp_path_factory.mktemp("policies"), "moe")
-    queues = [multiprocessing.get_context("spawn").Queue() for _ in range(2)]
+    path, folder = write_policy(tmp_path_factory.mktemp("policies"), "moe"), tmp_path_factory.mktemp("letters")
+    letters = [{name: folder / f"{name}-{rank}" for name in LAYOUTS} for rank in range(2)]
     with ThreadPoolExecutor() as pool:
-        reading = [pool.submit(read_rounds, queue, list(LAYOUTS), "cpu") for queue in queues]
-        sent = run_processes(2, in_module_worker, "weight_workers", "send_through_buffers", path, LAYOUTS, queues)
+        reading = [pool.submit(read_rounds, own, "cpu") for own in letters]
+        sent = run_processes(2, in_module_worker, "weight_workers", "send_through_buffers", path, LAYOUTS, letters)
         return path, sent, [one.result() for one in reading]
 
 
@@ -90,20 +88,19 @@ def test_every_process_fills_the_buffers_with_the_whole_policy(shared, layout):
 
 def test_a_reader_that_fails_or_ends_stops_the_sender_with_its_reason(tmp_path):
     path = write_policy(tmp_path, "dense")
-    queue = multiprocessing.get_context("spawn").Queue()
+    letters = [tmp_path / "error", tmp_path / "end"]
 
-    def fail_in_the_second_bucket(how):
-        address, plan = queue.get(timeout=200)
-        source = SharedBuffers(address, "cpu")
+    def fail_in_the_second_bucket(letter):
+        source, plan = accept(letter, "cpu")
         read_buckets(plan[:1], source)
-        if how == "error":
+        if letter.name == "error":
             with contextlib.suppress(ValueError), source.bucket(1, torch.bfloat16):
                 raise ValueError("no such parameter")
         source.leave()
 
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(lambda: [fail_in_the_second_bucket(how) for how in ("error", "end")])
-        answers = run_processes(1, in_module_worker, "weight_workers", "send_to_failing_readers", path, queue)
+        reading = pool.submit(lambda: [fail_in_the_second_bucket(letter) for letter in letters])
+        answers = run_processes(1, in_module_worker, "weight_workers", "send_to_failing_readers", path, letters)
         reading.result()
     ((failed, ended),) = answers
     assert "could not load a weight bucket: ValueError: no such parameter" in failed

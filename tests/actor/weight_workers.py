@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from buffer_reader import invite
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 from train_workers import trainer
 
@@ -54,13 +55,15 @@ def receive_twice(rank: int, count: int, path: Path, groups: dict[str, WeightGro
     return results
 
 
-def send_through_buffers(rank: int, count: int, path: Path, layouts: dict[str, Any], addresses: Any) -> dict[str, Any]:
-    """Each process feeds a reader of its own, twice; it puts address and plan into `addresses[rank]`."""
+def send_through_buffers(
+    rank: int, count: int, path: Path, layouts: dict[str, Any], letters: list[dict[str, Path]]
+) -> dict[str, Any]:
+    """Each process feeds a reader of its own, twice; it leaves word in `letters[rank]`."""
     results = {}
     for name, parallel in layouts.items():
         policy = trainer(path, count, parallel=parallel)
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
-        addresses[rank].put((sender.listen(), sender.plan))
+        invite(letters[rank][name], sender.listen(), sender.plan)
         sender.join([WeightGroup(f"pair {index}", "", 0, 2, BUFFERS) for index in range(count)], 60)
         results[name] = [sender.send(verify=True)]
         with torch.no_grad():
@@ -72,13 +75,13 @@ def send_through_buffers(rank: int, count: int, path: Path, layouts: dict[str, A
     return results
 
 
-def send_to_failing_readers(rank: int, count: int, path: Path, addresses: Any) -> list[str]:
+def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Path]) -> list[str]:
     """What the sender says to each kind of failure."""
     policy = trainer(path, count)
     errors = []
-    for _ in range(2):
+    for letter in letters:
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
-        addresses.put((sender.listen(), sender.plan))
+        invite(letter, sender.listen(), sender.plan)
         sender.join([WeightGroup("pair", "", 0, 2, BUFFERS)], 60)
         try:
             sender.send(verify=False)

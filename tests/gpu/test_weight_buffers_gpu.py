@@ -1,6 +1,5 @@
 """Weights pass from the actor's process to another one through device memory that both have open."""
 
-import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,12 +15,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 @pytest.mark.parametrize("architecture", ["dense", "moe"])
 def test_what_is_read_is_what_was_sent(tmp_path, architecture):
     path = write_policy(tmp_path, architecture)
-    queue = multiprocessing.get_context("spawn").Queue()
+    letters = {"one": tmp_path / "letter"}
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(read_rounds, queue, ["one"], "cuda")
-        sent = run_processes(1, in_module_worker, "weight_workers", "send_through_buffers", path, {"one": {}}, [queue])[
-            0
-        ]["one"]
+        reading = pool.submit(read_rounds, letters, "cuda")
+        sent = run_processes(
+            1, in_module_worker, "weight_workers", "send_through_buffers", path, {"one": {}}, [letters]
+        )[0]["one"]
     (first, first_sums), (second, second_sums) = reading.result()["one"]
     assert [report.checksums for report in sent] == [first_sums, second_sums]
     for name, tensor in fuse_experts(read_tensors(path)).items():
