@@ -28,7 +28,6 @@ def hybrid_config(layers: int, vocabulary: int, tiny: bool) -> dict[str, Any]:
     Every fourth layer is softmax attention, the others Gated DeltaNet. tiny: small widths, so that a CPU runs it.
     """
     config = dict(json.loads(_CONFIG.read_text())["text_config"])
-    del config["mlp_only_layers"]  # empty
     config |= {
         "architectures": ["Qwen3_5MoeForCausalLM"],
         "num_hidden_layers": layers,

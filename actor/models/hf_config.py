@@ -99,8 +99,10 @@ def architecture_of(raw: dict[str, Any]) -> str:
 
 
 def refuse_unknown_keys(raw: dict[str, Any], understood: frozenset[str], architecture: str) -> None:
-    """Raise ModelError naming every key that is neither understood nor harmless."""
-    unknown = sorted(key for key in raw if key not in understood and key not in HARMLESS)
+    """Raise ModelError naming every key that is neither understood nor harmless. Empty values ask for nothing."""
+    unknown = sorted(
+        key for key, value in raw.items() if key not in understood | HARMLESS and value not in (None, [], {})
+    )
     if unknown:
         raise ModelError(
             f"config.json of {architecture} has keys that rlpipe does not know and must not ignore: "

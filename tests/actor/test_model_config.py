@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from model_support import DENSE, EXPERTS, GDN_MOE, HYBRID, MOE, SHARED, TinyModel
 
 from actor.models.families import read_model
 from rlpipe.errors import ModelError
+
+PROJECT = Path(__file__).parents[2]
 
 
 def config_of(model: TinyModel, architecture: str, **changes):
@@ -54,6 +57,20 @@ def test_full_attention_interval_gives_the_layer_kinds():
 def test_experts_follow_mlp_only_layers_and_the_sparse_step():
     assert read_model(moe(mlp_only_layers=[0, 2])).expert_layers == (False, True, False, True)
     assert read_model(moe(decoder_sparse_step=2)).expert_layers == (False, True, False, True)
+
+
+@pytest.mark.parametrize("folder", sorted((PROJECT / "configs/models").iterdir()), ids=lambda folder: folder.name)
+def test_the_models_of_the_recipes_are_read(folder):
+    raw = json.loads((folder / "config.json").read_text())
+    model = read_model(folder)
+    assert model.layers == raw.get("text_config", raw)["num_hidden_layers"]
+    assert (model.experts is not None) == ("A3B" in folder.name)
+
+
+def test_keys_with_empty_values_ask_for_nothing():
+    assert read_model(hybrid(mlp_only_layers=[], some_plan=None)).expert_layers == (True,) * 4
+    with pytest.raises(ModelError, match="mlp_only_layers"):
+        read_model(hybrid(mlp_only_layers=[1]))
 
 
 def test_the_text_part_of_a_vision_language_wrapper_is_read():
