@@ -49,13 +49,13 @@ def one_process(paths):
     """Gradients, and leaks between sequences."""
     gradients = _gradients({"1": ({}, tuple(MODELS)), "1_mtp": (MTP, ("mtp",))}, paths)
     leaks = ("sequence_leaks", {name: paths[name] for name in ("dense", "gdn_moe")}, [1, 2, 63, 64, 65, 127])
-    return run_processes(1, in_worker, gradients, leaks, timeout_seconds=280)[0]
+    return run_processes(1, in_worker, gradients, leaks)[0]
 
 
 @pytest.fixture(scope="module")
 def two_processes(paths):
     """Per rank: gradients (rank 0 has them), and the gradient of a gather."""
-    return run_processes(2, in_worker, _gradients(LAYOUTS, paths), ("gather_gradient",), timeout_seconds=280)
+    return run_processes(2, in_worker, _gradients(LAYOUTS, paths), ("gather_gradient",))
 
 
 @pytest.fixture(scope="module")

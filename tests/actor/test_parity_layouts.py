@@ -45,7 +45,7 @@ def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any
     """(model, layout) -> per rank [(loss, gradient norm)]; only the last stage knows the loss."""
     packs = [[make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]] * 3
     work = {name: (OPTIMIZER | options, {m: paths[m] for m in models}) for name, (models, options) in layouts.items()}
-    answers = run_processes(processes, in_worker, ("train_layouts", work, packs), timeout_seconds=280)
+    answers = run_processes(processes, in_worker, ("train_layouts", work, packs))
     return {case: [answer[case] for (answer,) in answers] for case in answers[0][0]}
 
 

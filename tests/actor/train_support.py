@@ -78,7 +78,7 @@ def run_processes(
     count: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout_seconds: float = 240,
+    timeout_seconds: float = 800,
     method: Literal["forkserver", "spawn"] | None = None,
 ) -> list[Any]:
     """`function(rank, count, *arguments)` in `count` fresh processes; their results in rank order.
@@ -127,12 +127,12 @@ def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
         install_optimizer_fixes()
         install_pipeline_fixes()
         if rank == 0:
-            store = distributed.open_store("127.0.0.1", count, 60)
+            store = distributed.open_store("127.0.0.1", count, 400)
             for _ in range(count - 1):
                 ports.put(store.port)
         else:
-            store = distributed.join_store("127.0.0.1", ports.get(timeout=120), count, 60)
-        distributed.join_processes(store, rank, count, 120)
+            store = distributed.join_store("127.0.0.1", ports.get(timeout=400), count, 400)
+        distributed.join_processes(store, rank, count, 400)
         function, arguments = pickle.loads(call)
         answers.put((rank, function(rank, count, *arguments), None))
         distributed.leave()

@@ -21,7 +21,7 @@ def test_it_reports_each_pack_and_where_the_time_went():
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert answer.returncode == 0, answer.stderr
     rows = {line.split()[0]: line.split()[1:] for line in answer.stdout.splitlines() if line.strip()}

@@ -65,7 +65,7 @@ def test_code_that_comes_after_the_environment_can_be_imported(kind, tmp_path):
     arguments = shlex.split(code)
     assert arguments[:2] == [".venv/bin/pip", "install"]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([python, "-m", "pip", *arguments[1:]], cwd=tmp_path, env=clean, check=True, timeout=120)
+    subprocess.run([python, "-m", "pip", *arguments[1:]], cwd=tmp_path, env=clean, check=True, timeout=400)
     found = subprocess.run(
         [python, "-c", "import rlpipe, actor, rollout, rewards; print(rlpipe.__file__)"],
         cwd="/",

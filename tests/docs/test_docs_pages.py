@@ -34,7 +34,7 @@ def _blocks(language: str) -> list[pytest.param]:
 def _run(*command: str, cwd: Path = PROJECT) -> str:
     programs = str(Path(sys.executable).parent)
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PATH": f"{programs}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

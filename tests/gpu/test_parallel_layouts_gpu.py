@@ -30,7 +30,7 @@ def _run(processes: int, layouts: dict[str, dict[str, Any]], paths: dict[str, An
         name: (OPTIMIZER | {"parallel": parallel}, {m: paths[m] for m in MODELS if (m, name) in CASES or name == "1"})
         for name, parallel in layouts.items()
     }
-    answers = run_processes(processes, in_worker, ("train_layouts", work, packs), timeout_seconds=280)
+    answers = run_processes(processes, in_worker, ("train_layouts", work, packs))
     return {case: [answer[case] for (answer,) in answers] for case in answers[0][0]}
 
 

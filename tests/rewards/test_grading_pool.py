@@ -24,7 +24,7 @@ def test_a_burst_is_graded_in_order_and_no_process_is_left() -> None:
     before = set(psutil.Process().children(recursive=True))
     with GradingPool(workers=2) as pool:
         futures = [pool.submit(f"s{i}", "math", rf"\boxed{{{i}}}", "7") for i in range(300)]
-        scores = [future.result(timeout=120).score for future in futures]
+        scores = [future.result(timeout=400).score for future in futures]
     assert scores == [float(i == 7) for i in range(300)]
     assert pool.take_failures() == Failures()
     assert set(psutil.Process().children(recursive=True)) == before
@@ -34,7 +34,7 @@ def test_submit_returns_before_the_worker_is_ready() -> None:
     with GradingPool() as pool:
         future = pool.submit("s", "math", r"\boxed{1}", "1")
         assert not future.done()
-        assert future.result(timeout=120).score == 1.0
+        assert future.result(timeout=400).score == 1.0
 
 
 def test_whatever_goes_wrong_costs_one_sample_and_is_counted() -> None:
@@ -43,8 +43,8 @@ def test_whatever_goes_wrong_costs_one_sample_and_is_counted() -> None:
     with GradingPool(timeout_seconds=1.0, score_on_failure=-0.5) as pool:
         bad = {name: pool.submit(name, BAD + name, "", "") for name in timeouts + errors}
         good = [pool.submit(f"good {i}", BAD + "echo", "x", str(i)) for i in range(3)]
-        assert [future.result(timeout=120).score for future in good] == [0.0, 1.0, 2.0]
-        rewards = {name: future.result(timeout=120) for name, future in bad.items()}
+        assert [future.result(timeout=400).score for future in good] == [0.0, 1.0, 2.0]
+        rewards = {name: future.result(timeout=400) for name, future in bad.items()}
         failures = pool.take_failures()
         assert pool.take_failures() == Failures()
     assert {reward.score for reward in rewards.values()} == {-0.5}
@@ -60,7 +60,7 @@ def test_whatever_goes_wrong_costs_one_sample_and_is_counted() -> None:
 def test_children_of_a_late_grader_end_with_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with GradingPool(timeout_seconds=2.0) as pool:
-        pool.submit("s", BAD + "leave_a_child", str(note), "").result(timeout=120)
+        pool.submit("s", BAD + "leave_a_child", str(note), "").result(timeout=400)
     assert _is_gone(int(note.read_text()))
 
 
@@ -119,9 +119,9 @@ def test_workers_die_with_a_run_that_is_killed(tmp_path: Path) -> None:
 )
 def test_hostile_text_is_refused_quickly(response: str, hostile_pool: GradingPool) -> None:
     for grader in ("math", "gsm8k", "dapo", "deepscaler"):
-        reward = hostile_pool.submit("hostile", grader, response, "42").result(timeout=60)
+        reward = hostile_pool.submit("hostile", grader, response, "42").result(timeout=400)
         assert reward.correct is False, reward
-    assert hostile_pool.submit("choice", "multiple_choice", response, "E").result(timeout=60).correct is not True
+    assert hostile_pool.submit("choice", "multiple_choice", response, "E").result(timeout=400).correct is not True
     assert hostile_pool.take_failures() == Failures()
 
 
@@ -136,7 +136,7 @@ def test_hostile_mathematics_costs_at_most_the_limit() -> None:
     with GradingPool(timeout_seconds=1.0, memory_bytes=2**31) as pool:
         hostile = [pool.submit(answer, "math", rf"\boxed{{{answer}}}", "x+3") for answer in answers]
         after = pool.submit("after", "math", r"\boxed{1}", "1")
-        assert after.result(timeout=60).correct is True
+        assert after.result(timeout=400).correct is True
         assert all(future.result().correct is not True for future in hostile)
 
 

@@ -59,7 +59,7 @@ def start_command(command: str, *arguments: str, mark: str = "") -> subprocess.P
 
 def run_command(command: str, *arguments: str) -> str:
     process = start_command(command, *arguments)
-    output, _ = process.communicate(timeout=280)
+    output, _ = process.communicate(timeout=800)
     assert process.returncode == 0, output
     return output
 

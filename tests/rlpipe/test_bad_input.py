@@ -32,7 +32,7 @@ def good(tmp_path_factory):
 
 def _train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlpipe", "train", str(config), *arguments]
-    return subprocess.run(command, cwd=_PROJECT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=_PROJECT, capture_output=True, text=True, timeout=400)
 
 
 def _write(folder: Path, name: str, text: str) -> Path:

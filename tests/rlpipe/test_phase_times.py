@@ -56,7 +56,7 @@ def run(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": path, "RLPIPE_TEST_SLOW_CALL": str(SLOW_ITERATION)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     (folder / "output").write_text(process.stdout)

@@ -73,9 +73,9 @@ def test_a_browser_draws_the_page(run, tmp_path):
         f"--user-data-dir={tmp_path / 'profile'}",
         "--window-size=1300,4000",
     ]
-    shot = subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=120)
+    shot = subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=400)
     assert picture.exists(), shot.stderr.decode()
-    dumped = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    dumped = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=400).stdout
     assert dumped.count("<figure>") == sum(len(group.panels) for group in GROUPS)
     image = matplotlib.image.imread(picture)[..., :3]
     assert image.shape[:2] == (4000, 1300)

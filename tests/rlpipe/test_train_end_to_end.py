@@ -81,7 +81,7 @@ def test_engines_and_actor_that_take_turns_give_the_same_bits(four, tmp_path):
 def test_a_second_run_of_the_same_name_is_refused(four):
     folder, _ = four
     process = start_command("train", *run_arguments(folder))
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 2
     assert "already holds a run: continue it with --resume, replace it with --overwrite" in output
 
