@@ -8,7 +8,7 @@ import torch
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("kind", ["hybrid", "dense"])
+@pytest.mark.parametrize("kind", [pytest.param("hybrid", marks=pytest.mark.slow), "dense"])
 def test_transformers_finds_every_weight(kind, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
     from layer_shapes import hybrid_config, qwen3_config

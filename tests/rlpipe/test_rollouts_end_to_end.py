@@ -8,7 +8,7 @@ _AGAINST_ROLLOUT = "algorithm.old_policy=rollout"
 _AGAINST_ACTOR = "algorithm.correction.weight=token"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
     settings = ["rollout.mode=async", "rollout.max_staleness=2", "rollout.generate.function=calculator"]
     settings.append("rollout.sampling.temperature=0.8")
@@ -25,7 +25,6 @@ def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
     run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, _AGAINST_ROLLOUT, "rollout.mode=one_step_off"))
     rows = metric_rows(tmp_path / "small")[-4:]

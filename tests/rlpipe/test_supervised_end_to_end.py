@@ -19,7 +19,6 @@ def _arguments(folder, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_sft_learns_and_resumes_to_the_same_bits(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_command("sft", *_arguments(whole))
