@@ -24,14 +24,13 @@ from actor.pipeline_fixes import install_pipeline_fixes
 from actor.rank_clock import RankClock
 from actor.report import Held, RankTrainReport, RankUsage, WeightSendReport
 from actor.runtime import install_megatron_runtime
-from actor.stalls import jit_settings, stall_log
 from actor.trainer import Trainer, TrainerOptions, Which
 from actor.warm_up import warm_up
 from actor.weight_sender import WeightSender
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
-from rlpipe.jit_monitor import JitMonitor
+from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.pack import Pack
 from rlpipe.remote import WorkerAddress, register_worker
 from rlpipe.weights import WeightBucket, WeightGroup
@@ -45,7 +44,9 @@ class ActorWorker:
         self._rank = rank
         self._store: Any = None
         self._iteration = 0
-        self._monitor = JitMonitor.install(jit_settings(config.jit), rank, on_stall=stall_log(rank, log_directory))
+        self._monitor = JitMonitor.install(
+            JitSettings.of(config.jit), rank, on_stall=stall_log(f"actor-{rank}", log_directory)
+        )
         self._clock = RankClock(on_part=self._monitor.enter_phase)
         # More threads than cores wait for each other in a spin, many times slower than one.
         torch.set_num_threads(min(config.actor.threads, len(os.sched_getaffinity(0))))

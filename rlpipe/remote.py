@@ -7,15 +7,17 @@ nor a responsive worker). When a deadline passes, a task on the worker's node se
 import faulthandler
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlpipe.errors import DeadlineError
 
+First = TypeVar("First")
+Second = TypeVar("Second")
 _DUMP_SIGNAL = signal.SIGUSR1
 _DUMP_WAIT_SECONDS = 2.0
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -23,11 +25,12 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker runs. `node_id` is Ray's."""
+    """Where a worker runs. `node_id` is Ray's; `stacks`: path on that node under which its stacks can be read."""
 
     name: str
     node_id: str
     pid: int
+    stacks: str
 
 
 def register_worker(name: str) -> WorkerAddress:
@@ -35,9 +38,11 @@ def register_worker(name: str) -> WorkerAddress:
     import ray
 
     use_interface_of_node()
-    dump = _dump_path(os.getpid()).open("w")
+    # A file without a name ends with the worker, however that ends.
+    dump = os.memfd_create("stacks")
     faulthandler.register(_DUMP_SIGNAL, file=dump, all_threads=True)
-    return WorkerAddress(name, ray.get_runtime_context().get_node_id(), os.getpid())
+    pid = os.getpid()
+    return WorkerAddress(name, ray.get_runtime_context().get_node_id(), pid, f"/proc/{pid}/fd/{dump}")
 
 
 def use_interface_of_node() -> None:
@@ -80,6 +85,22 @@ def gather(
     return ray.get(list(references))
 
 
+def together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """What both waits return, for two sides that wait for each other.
+
+    The first error is raised at once; the wait of the other side ends when its workers are stopped.
+    """
+    threads = ThreadPoolExecutor(2)
+    try:
+        one, other = threads.submit(first), threads.submit(second)
+        sides: list[Future[Any]] = [one, other]
+        for done in wait(sides, return_when=FIRST_EXCEPTION).done:
+            done.result()
+        return one.result(), other.result()
+    finally:
+        threads.shutdown(wait=False)
+
+
 def deadline_error(slow: Sequence[WorkerAddress], deadline_seconds: float, phase: str) -> DeadlineError:
     """The error that names the slow workers and shows what they are doing."""
     stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{_stack(worker)}" for worker in slow)
@@ -99,21 +120,19 @@ def cluster_accelerator() -> str:
     return ("-".join(names) or "gpu") if resources.get("GPU") else ""
 
 
-def _dump_path(pid: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"rlpipe-stack-{pid}.txt"
-
-
-def _dump_here(pid: int) -> str:
-    path = _dump_path(pid)
+def _dump_here(worker: WorkerAddress) -> str:
+    path = Path(worker.stacks)
     try:
-        os.kill(pid, _DUMP_SIGNAL)
-    except ProcessLookupError:
-        return "the process has ended"
-    end = time.monotonic() + _DUMP_WAIT_SECONDS
-    while time.monotonic() < end and not path.stat().st_size:
+        before = path.stat().st_size
+        os.kill(worker.pid, _DUMP_SIGNAL)
+        end = time.monotonic() + _DUMP_WAIT_SECONDS
+        while time.monotonic() < end and path.stat().st_size == before:
+            time.sleep(0.05)
         time.sleep(0.05)
-    time.sleep(0.05)
-    return path.read_text().strip() or "no stack: the process did not react to the signal"
+        stacks = path.read_bytes()[before:].decode(errors="replace").strip()
+    except (ProcessLookupError, FileNotFoundError):
+        return "the process has ended"
+    return stacks or "no stack: the process did not react to the signal"
 
 
 def _stack(worker: WorkerAddress) -> str:
@@ -124,6 +143,6 @@ def _stack(worker: WorkerAddress) -> str:
         scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node_id, soft=False)
     )
     try:
-        return ray.get(task.remote(worker.pid), timeout=30)
+        return ray.get(task.remote(worker), timeout=30)
     except ray.exceptions.RayError as error:
         return f"no stack: {type(error).__name__} while asking node {worker.node_id}"

@@ -1,11 +1,12 @@
 """Sending the actor's weights to all engines, with the version they then sample under."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.root import Config
 from rlpipe.errors import WeightSyncError
 from rlpipe.placement import Placement, cluster_gpus, free_endpoint
+from rlpipe.remote import together
 from rlpipe.turns import Turns
 from rlpipe.weights import BUFFERS, WeightGroup
 
@@ -35,8 +36,8 @@ class WeightSync:
         in_flight = self._config.rollout.mode == "async"
         with self._turns.sending_weights():
             receiving = self._pool.start_receiving(self._plan, version, in_flight)
-            report = self._actor.begin_send_weights(self._config.weight_sync.verify).result()
-            receipts = self._pool.gather(receiving, self._config.deadlines.weight_sync_seconds, "weight_sync")
+            sending = self._actor.begin_send_weights(self._config.weight_sync.verify)
+            report, receipts = together(sending.result, lambda: self._gather(receiving, "weight_sync"))
         if self._config.weight_sync.verify:
             _compare(report.checksums, receipts)
         self.version = version
@@ -50,9 +51,10 @@ class WeightSync:
         groups = self._pairs() if self._config.ray.colocate else self._broadcast_group(actor_placement)
         engines = self._pool.join_weight_groups(groups)
         actor = self._actor.begin_join_weight_groups(groups)
-        # Engines first: one that cannot join says so at once, while the actor would wait for it.
-        self._pool.gather(engines, self._config.deadlines.weight_sync_seconds, "joining the weight group")
-        actor.result()
+        together(actor.result, lambda: self._gather(engines, "joining the weight group"))
+
+    def _gather(self, references: list[Any], phase: str) -> list[Any]:
+        return self._pool.gather(references, self._config.deadlines.weight_sync_seconds, phase)
 
     def _pairs(self) -> list[WeightGroup]:
         """Engine i and actor process i."""

@@ -82,8 +82,8 @@ class Engine:
         check_model_folder(setup)
         if setup.device == "cpu":
             kv_memory.check(setup, kv_cache_tokens(setup))
-        _redirect_output(setup.log_path)
         _use_own_temporary_folder(setup.instance)
+        _redirect_output(setup.log_path)
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
         _ignore_quit_signal()
@@ -114,6 +114,7 @@ class Engine:
         tasks = {asyncio.create_task(self._generate_one(request)) for request in requests}
         self._running |= tasks
         self._usage.begin(len(tasks))
+        self._jit.begin(len(tasks))
         pending = tasks
         try:
             while pending:
@@ -123,6 +124,7 @@ class Engine:
             for task in pending:
                 task.cancel()
             self._usage.end(len(tasks))
+            self._jit.end(len(tasks))
             self._running -= tasks
 
     async def abort(self) -> None:
@@ -447,7 +449,7 @@ def _ignore_quit_signal() -> None:
 
 def _use_own_temporary_folder(instance: str) -> None:
     """Sockets and scratch files of SGLang go into a folder that can be removed as a whole."""
-    folder = litter.engine_directory(instance)
-    folder.mkdir(parents=True, exist_ok=True)
+    litter.remove_abandoned()
+    folder = litter.claim_directory(instance)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)

@@ -1,8 +1,11 @@
 """Processes and files of an engine that must not outlive it, even when it is killed.
 
-Files are therefore removed as soon as everyone who needs them has opened them, where that is possible.
+Files are therefore removed as soon as everyone who needs them has opened them, where that is possible. A folder holds a
+file that its engine keeps locked; the lock ends with the engine's process, and the next engine removes the folder.
 """
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,13 +14,32 @@ from pathlib import Path
 import psutil
 
 _TEMPORARY = Path(tempfile.gettempdir())
+_PREFIX = "rlpipe-engine-"
+_LOCK = "owner.lock"
 _SHARED_MEMORY = Path("/dev/shm")
 _TERM_SECONDS = 5.0
 
 
 def engine_directory(instance: str) -> Path:
     """Folder of an engine's sockets and temporary files."""
-    return _TEMPORARY / f"rlpipe-engine-{instance}"
+    return _TEMPORARY / f"{_PREFIX}{instance}"
+
+
+def claim_directory(instance: str) -> Path:
+    """Makes the folder of an engine, which is this process's for as long as it lives."""
+    folder = engine_directory(instance)
+    # Renamed into place, so that nobody ever sees it unlocked.
+    hidden = _TEMPORARY / f".{folder.name}"
+    hidden.mkdir()
+    _lock(hidden / _LOCK, os.O_CREAT)
+    return hidden.rename(folder)
+
+
+def remove_abandoned() -> None:
+    """Removes what engines left whose processes were killed together with their driver."""
+    for folder in _TEMPORARY.glob(f"{_PREFIX}*"):
+        if _lock(folder / _LOCK):
+            remove_files(folder.name.removeprefix(_PREFIX))
 
 
 def remove_opened_files(instance: str) -> None:
@@ -51,6 +73,20 @@ def avoid_named_semaphores() -> None:
     from tqdm.std import TqdmDefaultWriteLock
 
     TqdmDefaultWriteLock.mp_lock = None
+
+
+def _lock(path: Path, flags: int = 0) -> bool:
+    """Takes the lock of `path` for the rest of this process's life; False where another process holds it."""
+    try:
+        file = os.open(path, os.O_RDWR | flags, 0o600)
+    except OSError:  # no engine's folder, another user's, or removed in this moment
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return False
+    return True
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -25,8 +25,8 @@ def configuration_page() -> str:
     intro = (
         "# Configuration\n\n"
         "A run is one YAML file. `base:` names files that are merged first, `${section.key}` takes another key's "
-        "value, `key.sub=value` on the command line replaces a value, and an unknown key is an error that names the "
-        "nearest one. `rlpipe config FILE` prints the result.\n"
+        "value, `key.sub=value` on the command line replaces a value (a number stands for an element of a list), and "
+        "an unknown key is an error that names the nearest one. `rlpipe config FILE` prints the result.\n"
     )
     parts = [_HEAD, intro, *_sections(Config, "", "Top level")]
     parts.append(

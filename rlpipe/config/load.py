@@ -3,7 +3,8 @@
     base: [recipes/common.yaml]       # files merged first, relative to this one; later ones win
     model: {path: runs/policy-${seed}}  # ${dotted.key} is replaced by that key's value
 
-Mappings merge key by key; anything else, lists included, replaces what was there.
+Mappings merge key by key; anything else, lists included, replaces what was there. In an override a number stands for
+an element of a list: `data.train.0.path=my.jsonl`.
 """
 
 import difflib
@@ -30,7 +31,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     tree = _read_with_bases(Path(path), ())
     for override in overrides:
-        tree = merge(tree, _parse_override(override))
+        tree = _overridden(tree, override)
     return validate(_resolve(tree, tree), str(path))
 
 
@@ -98,7 +99,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _parse_override(override: str) -> dict[str, Any]:
+def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    """`tree` with one `key.sub=value` laid on it; a number stands for an element of a list."""
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
@@ -107,9 +109,32 @@ def _parse_override(override: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {override!r}: the value is not valid YAML; quote it") from None
-    for part in reversed(parts):
-        value = {part: value}
-    return value
+    below: Any = tree
+    for depth, part in enumerate(parts):
+        if isinstance(below, list) and not (part.isdecimal() and int(part) < len(below)):
+            raise ConfigError(
+                f"override {override!r}: {'.'.join(parts[:depth])} is a list of {len(below)}, without element "
+                f"{part!r}; give a number from 0 to {len(below) - 1}, or the whole list"
+            )
+        below = _child(below, part)
+    result: dict[str, Any] = _laid_on(tree, parts, value)
+    return result
+
+
+def _laid_on(below: Any, parts: Sequence[str], value: Any) -> Any:
+    if not parts:
+        return merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    changed = _laid_on(_child(below, parts[0]), parts[1:], value)
+    if isinstance(below, list):
+        position = int(parts[0])
+        return [*below[:position], changed, *below[position + 1 :]]
+    return {**(below if isinstance(below, Mapping) else {}), parts[0]: changed}
+
+
+def _child(below: Any, part: str) -> Any:
+    if isinstance(below, list):
+        return below[int(part)]
+    return below.get(part) if isinstance(below, Mapping) else None
 
 
 def _resolve(value: Any, tree: Mapping[str, Any], root: type[BaseModel] = Config, depth: int = 0) -> Any:

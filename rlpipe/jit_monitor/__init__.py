@@ -13,6 +13,7 @@ from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport, StepStall
 from rlpipe.jit_monitor.guards import host_integer, refuse_recompiling_flash_attention
 from rlpipe.jit_monitor.metrics import jit_metrics
 from rlpipe.jit_monitor.monitor import JitMonitor, JitSettings
+from rlpipe.jit_monitor.stall_log import stall_log
 
 __all__ = [
     "AlarmRules",
@@ -27,5 +28,6 @@ __all__ = [
     "jit_metrics",
     "refuse_alarms",
     "refuse_recompiling_flash_attention",
+    "stall_log",
     "worker_caches",
 ]

@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Self
 
+from rlpipe.config.jit import JitConfig
 from rlpipe.jit_monitor.after_import import AfterImport
 from rlpipe.jit_monitor.alarms import AlarmRules
 from rlpipe.jit_monitor.caches import grown_caches
@@ -40,6 +41,16 @@ class JitSettings:
     stall_factor: float = 5.0
     stall_minimum_seconds: float = 60.0
     sample_seconds: float = 1.0
+
+    @classmethod
+    def of(cls, jit: JitConfig) -> Self:
+        """Those of a run; the start-up counts as one more step of warm-up."""
+        return cls(
+            warmup_steps=1 + jit.warmup_iterations,
+            stall_factor=jit.stall_factor,
+            stall_minimum_seconds=jit.stall_minimum_seconds,
+            sample_seconds=min(1.0, jit.stall_minimum_seconds / 4),
+        )
 
 
 class JitMonitor:

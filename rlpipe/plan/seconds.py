@@ -12,17 +12,16 @@ from rlpipe.flops.layers import MixtureOfExperts
 from rlpipe.peaks import peak_bf16_tflops
 from rlpipe.plan.memory import Memory, Model
 
-# Shares of the peak that this code reaches: measured on one H200 with Qwen3.5's layers (training 150 to 210 of 989
-# TFLOP/s without communication between experts; decoding 22,600 tokens/s where memory alone would allow 40,000).
-_TRAIN_UTILIZATION = 0.15
-_FORWARD_UTILIZATION = 0.2
-_MEMORY_UTILIZATION = 0.55
+# The actor's layers reach 282 to 325 of 989 TFLOP/s on one H200 (benchmarks/actor_layers.py in docs/performance.md).
+_LAYER_UTILIZATION = 0.28
+_EXCHANGE_SHARE = 0.5  # of that, where ranks exchange activations: an assumption, no run over several GPUs was measured
+_MEMORY_UTILIZATION = 0.55  # of decoding on one H200: 22,600 tokens/s where memory alone would allow 40,000
 _CPU_TFLOPS = 0.05
 _CPU_BYTES_PER_SECOND = 1e10  # of one core, for what is bound by memory
 _NODE_BYTES_PER_SECOND = 3e11
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _GLOO_BYTES_PER_SECOND = 2e9
-_SHARED_BYTES_PER_SECOND = 5e10  # through buffers in one GPU's memory; most of it is work per tensor
+_SHARED_BYTES_PER_SECOND = 4.7e10  # through buffers in one GPU's memory (benchmarks/weight_sync.py on an H200)
 _PARAMETER_BYTES = 2
 
 
@@ -49,16 +48,22 @@ def plan_seconds(
         KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
         include_mtp=config.actor.train_mtp,
     )
-    actor_flops = config.actor.processes * _device_tflops(cluster) * 1e12
+    actor_flops = config.actor.processes * _device_tflops(cluster) * 1e12 * _utilization(config)
     seconds = {
         "rollout": _rollout_seconds(config, model, cluster, memory, lengths),
-        "ref_logprob": forward / actor_flops / _FORWARD_UTILIZATION if config.algorithm.kl.coefficient > 0 else 0.0,
-        "old_logprob": forward / actor_flops / _FORWARD_UTILIZATION if _needs_old(config) else 0.0,
-        "forward_backward": train / actor_flops / _TRAIN_UTILIZATION,
+        "ref_logprob": forward / actor_flops if config.algorithm.kl.coefficient > 0 else 0.0,
+        "old_logprob": forward / actor_flops if _needs_old(config) else 0.0,
+        "forward_backward": train / actor_flops,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster),
         "weight_sync": _sync_seconds(config, model, cluster),
     }
     return {phase: value for phase, value in seconds.items() if value}
+
+
+def _utilization(config: Config) -> float:
+    parallel = config.actor.parallel
+    alone = max(parallel.tensor, parallel.context, parallel.expert, parallel.pipeline) == 1
+    return _LAYER_UTILIZATION * (1.0 if alone else _EXCHANGE_SHARE)
 
 
 def _needs_old(config: Config) -> bool:

@@ -1,7 +1,7 @@
 """What the model tests share: tiny random checkpoints of every family, and transformers' answers for packs."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -185,8 +185,8 @@ def add_mtp(source: Path, target: Path) -> Path:
     return write_tensors(source, target, tensors | mtp)
 
 
-def mtp_answer(path: Path, pack: Pack) -> dict[str, torch.Tensor]:
-    """Gradients of sum(next weight * -log p(token after next)) for the `mtp.*` tensors.
+def mtp_answer(path: Path, packs: Sequence[Pack]) -> tuple[float, dict[str, torch.Tensor]]:
+    """sum(next weight * -log p(token after next)), and its gradients for the `mtp.*` tensors.
 
     transformers has no multi-token prediction, but its layer is a model of one full-attention layer whose input is
     the projection of the normed next embedding and the normed hidden state (DeepSeek-V3, arXiv:2412.19437, sec. 2.2).
@@ -206,7 +206,8 @@ def mtp_answer(path: Path, pack: Pack) -> dict[str, torch.Tensor]:
     }
     embedding = tensors["model.embed_tokens.weight"]
     loss = torch.zeros(())
-    for start, end in pairwise(pack.cu_seqlens_padded):
+    sequences = [(pack, start, end) for pack in packs for start, end in pairwise(pack.cu_seqlens_padded)]
+    for pack, start, end in sequences:
         ids, targets = (torch.from_numpy(x[start:end]) for x in (pack.token_ids, pack.targets))
         weights = torch.from_numpy(pack.loss_weights[start:end])
         with torch.no_grad():
@@ -224,7 +225,7 @@ def mtp_answer(path: Path, pack: Pack) -> dict[str, torch.Tensor]:
     found["mtp.norm.weight"] = single.model.norm.weight.grad
     for name, parameter in single.model.layers[0].named_parameters():
         found |= _per_expert(f"mtp.layers.0.{name}", parameter.grad)
-    return found
+    return float(loss.detach()), found
 
 
 def _zero_centered_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

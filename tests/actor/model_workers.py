@@ -1,5 +1,6 @@
 """What the model tests run inside spawned workers (`train_support.run_processes`); imports Megatron."""
 
+import math
 import os
 import sys
 import traceback
@@ -62,18 +63,19 @@ def train_layouts(
 ) -> dict[tuple[str, str], Any]:
     """Train each model of each layout (actor options, checkpoints) over `steps`.
 
-    (model, layout) -> [(loss, gradient norm)] or a traceback. Process groups are made once per layout: they cost more
-    than training.
+    (model, layout) -> [(gradient norm, loss, multi-token-prediction loss)] or a traceback. Process groups are made once
+    per layout: they cost more than training.
     """
     return _each_layout(count, layouts, lambda _, path, actor: _train(path, actor, steps))
 
 
-def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, float]]:
+def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, ...]]:
     trainer = Trainer(TrainerOptions(path, None, False, actor, len(steps)))
     data_rank, data_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     algorithm = AlgorithmConfig(loss="sft")
     reports = [trainer.train_step(packs[data_rank::data_size], algorithm) for packs in steps]
-    return [(r.metrics.get("train/loss", float("nan")), r.metrics["train/gradient_norm"]) for r in reports]
+    names = ("train/gradient_norm", "train/loss", "train/mtp_loss")
+    return [tuple(report.metrics.get(name, math.nan) for name in names) for report in reports]
 
 
 def compare_with_transformers(rank: int, count: int, cases: dict[str, tuple[Path, Pack, Any, Any]]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Loss and gradient norm over three optimizer steps are those of one process, whatever the parallel layout."""
 
+import math
 from typing import Any
 
 import pytest
-from model_support import DENSE, GDN, GDN_MOE, MOE, add_mtp, in_worker, write_checkpoint
+from model_support import DENSE, GDN, GDN_MOE, MOE, add_mtp, in_worker, mtp_answer, write_checkpoint
 from train_support import make_pack, run_processes
 
 MODELS = {model.name: model for model in (DENSE, MOE, GDN, GDN_MOE)}
 LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
+PACKS = [make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
 
 TP2SP = {"tensor": 2, "sequence": True}
@@ -18,6 +20,7 @@ TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "pp2": (tuple(MODELS), {"parallel": {"pipeline": 2}}),
     "pp2_vpp2": (("dense", "gdn_moe"), {"parallel": {"pipeline": 2, "virtual_pipeline": 2}}),
     "dp2": (tuple(MODELS), {}),
+    "dp2_mtp": (("mtp",), MTP),
     "cp2": (tuple(MODELS), {"parallel": {"context": 2}}),
     "pp2_mtp": (("mtp",), MTP | {"parallel": {"pipeline": 2}}),
     "ep2": (("moe", "gdn_moe"), {"parallel": {"expert": 2}}),
@@ -42,8 +45,8 @@ def _cases(layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]]) -> list[t
 
 
 def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]], paths: dict[str, Any]):
-    """(model, layout) -> per rank [(loss, gradient norm)]; only the last stage knows the loss."""
-    packs = [[make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]] * 3
+    """(model, layout) -> per rank [(gradient norm, loss, multi-token-prediction loss)]; the last stage knows losses."""
+    packs = [PACKS] * 3
     work = {name: (OPTIMIZER | options, {m: paths[m] for m in models}) for name, (models, options) in layouts.items()}
     answers = run_processes(processes, in_worker, ("train_layouts", work, packs))
     return {case: [answer[case] for (answer,) in answers] for case in answers[0][0]}
@@ -74,11 +77,11 @@ def four(paths):
 def _assert_equal(answers: list[Any], reference: list[Any]) -> None:
     for answer in [*answers, *reference]:
         assert not isinstance(answer, str), answer
-    for (loss, norm), (wanted_loss, wanted_norm) in zip(answers[-1], reference[0], strict=True):
-        assert loss == pytest.approx(wanted_loss, abs=3e-5)
+    for (norm, *losses), (wanted_norm, *wanted_losses) in zip(answers[-1], reference[0], strict=True):
+        assert losses == pytest.approx(wanted_losses, abs=3e-5, nan_ok=True)
         assert norm == pytest.approx(wanted_norm, rel=3e-4)
     for answer in answers:
-        assert [norm for _, norm in answer] == pytest.approx([norm for _, norm in answers[-1]], rel=1e-6)
+        assert [norm for norm, *_ in answer] == pytest.approx([norm for norm, *_ in answers[-1]], rel=1e-6)
 
 
 @pytest.mark.parametrize(("model", "layout"), _cases(TWO))
@@ -93,5 +96,11 @@ def test_four_processes_train_as_one(four, single, model, layout):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_training_lowers_the_loss(single, model):
-    losses = [loss for loss, _ in single[model, "1"][0]]
+    losses = [loss for _, loss, _ in single[model, "1"][0]]
     assert losses[2] < losses[0]
+
+
+def test_the_loss_of_multi_token_prediction_is_the_one_of_its_definition(single, paths):
+    (_, _, loss), *_ = single["mtp", "1_mtp"][0]
+    assert loss == pytest.approx(mtp_answer(paths["mtp"], PACKS)[0], rel=1e-5)
+    assert all(math.isnan(absent) for _, _, absent in single["gdn_moe", "1"][0])

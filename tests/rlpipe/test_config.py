@@ -33,6 +33,17 @@ def test_bases_merge_key_by_key_and_later_ones_win(tmp_path):
     assert (config.rollout.engines, config.rollout.samples_per_prompt, config.seed) == (3, 6, 5)
 
 
+def test_an_override_reaches_into_lists(tmp_path):
+    sets = [{"path": "one.jsonl", "name": "one"}, {"path": "two.jsonl", "name": "two"}]
+    path = _write(tmp_path, "c.yaml", {**_MINIMAL, "data": {"train": sets}})
+    config = load_config(path, ["data.train.1.path=other.jsonl", "data.train.0.sampling={temperature: 0.5}"])
+    assert [(one.name, one.path) for one in config.data.train] == [("one", "one.jsonl"), ("two", "other.jsonl")]
+    assert config.data.train[0].sampling.temperature == 0.5
+    for element in ("2", "first"):
+        with pytest.raises(ConfigError, match=f"data.train is a list of 2, without element '{element}'; give a number"):
+            load_config(path, [f"data.train.{element}.path=other.jsonl"])
+
+
 def test_references_take_values_and_defaults(tmp_path):
     tree = {**_MINIMAL, "model": {"path": "policy-${seed}-${rollout.samples_per_prompt}"}}
     config = load_config(_write(tmp_path, "c.yaml", tree), ["seed=3"])
@@ -54,6 +65,7 @@ def test_references_take_values_and_defaults(tmp_path):
         ("actor.processes=3", None),
         ("actor.parallel.tensor=2", "actor.processes is 1, not a multiple of tensor x pipeline x context = 2"),
         ("rollout.max_response_tokens=9000", "more than the pack budget"),
+        ("actor.optimizer={moments_dtype: bfloat16, beta2: 0.999}", "use at most 0.996, or moments_dtype float32"),
     ],
 )
 def test_a_wrong_override_is_one_sentence_that_names_the_key(tmp_path, override, expected):

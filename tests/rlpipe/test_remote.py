@@ -1,12 +1,13 @@
 """Deadlines: a slow worker is named with its stack; nothing waits for ever."""
 
 import time
+from pathlib import Path
 
 import pytest
 import ray
 
 from rlpipe.errors import DeadlineError
-from rlpipe.remote import gather, register_worker
+from rlpipe.remote import deadline_error, gather, register_worker, together
 
 
 @ray.remote(num_cpus=0)
@@ -45,3 +46,41 @@ def test_results_keep_their_order_and_errors_come_through(ray_session):
         gather([workers[0].fail.remote()], addresses[:1], 30, "train")
     for worker in workers:
         ray.kill(worker)
+
+
+def test_of_two_sides_that_wait_for_each_other_the_first_error_ends_both(ray_session):
+    workers = [_Worker.remote() for _ in range(2)]
+    addresses = ray.get([worker.start.remote(f"w{i}") for i, worker in enumerate(workers)])
+
+    def waits(index, method, *arguments):
+        reference = getattr(workers[index], method).remote(*arguments)
+        return lambda: gather([reference], addresses[index : index + 1], 100, "join")
+
+    assert together(waits(0, "sleep_in_a_named_function", 0.1), waits(1, "sleep_in_a_named_function", 0)) == (
+        [0.1],
+        [0],
+    )
+    for failing in (0, 1):
+        begin = time.perf_counter()
+        order = [waits(failing, "fail"), waits(1 - failing, "sleep_in_a_named_function", 90)]
+        with pytest.raises(ValueError, match="a worker's own error"):
+            together(*(order if failing else reversed(order)))
+        assert time.perf_counter() - begin < 60
+        ray.kill(workers[1 - failing])
+        workers[1 - failing] = _Worker.remote()
+        addresses[1 - failing] = ray.get(workers[1 - failing].start.remote("again"))
+    for worker in workers:
+        ray.kill(worker)
+
+
+def test_stacks_leave_no_file(ray_session):
+    worker = _Worker.remote()
+    address = ray.get(worker.start.remote("w"))
+    assert Path(address.stacks).exists()
+    ray.kill(worker)
+    end = time.monotonic() + 30
+    while Path(address.stacks).exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not Path(address.stacks).exists()
+    with pytest.raises(DeadlineError, match="the process has ended"):
+        raise deadline_error([address], 1, "rollout")

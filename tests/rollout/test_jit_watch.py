@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,17 @@ from rollout.jit_watch import install_in_scheduler
 install_in_scheduler()
 import torch, torch._dynamo
 torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2))
+"""
+
+
+_WAITING_SCHEDULER = """
+import time
+from rollout.jit_watch import install_in_scheduler
+install_in_scheduler()
+def wait_in_a_named_function():
+    print("ready", flush=True)
+    time.sleep(600)
+wait_in_a_named_function()
 """
 
 
@@ -56,3 +68,37 @@ def test_a_scheduler_that_no_engine_asked_installs_nothing(tmp_path):
         [sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(folder)}, check=True, cwd=tmp_path
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stretch_of_generation_that_takes_far_longer_is_dumped_with_the_scheduler_s_stacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLPIPE_JIT_EVENTS", "")
+    jit = JitConfig(stall_factor=3.0, stall_minimum_seconds=0.4)
+    schedulers = []
+    watch = JitWatch(3, tmp_path / "rollout_engine_3.log", jit, lambda: schedulers)
+    command = [sys.executable, "-c", _WAITING_SCHEDULER]
+    with (tmp_path / "errors").open("w") as errors:
+        scheduler = subprocess.Popen(
+            command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    schedulers.append(scheduler.pid)
+    try:
+        assert scheduler.stdout.readline() == "ready\n"
+        assert watch.take(0).stalls == ()
+        for _ in range(3):
+            watch.begin(2)
+            watch.end(2)
+        time.sleep(0.6)  # nothing runs
+        assert watch.take(1).stalls == ()
+        watch.begin(1)
+        end = time.monotonic() + 30
+        while "wait_in_a_named_function" not in (tmp_path / "errors").read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+        watch.end(1)
+    finally:
+        watch.stop()
+        scheduler.kill()
+        scheduler.wait()
+    (stall,) = watch.take(2).stalls
+    assert stall.elapsed_seconds > 0.4
+    assert "wait_in_a_named_function" in (tmp_path / "errors").read_text()
+    assert "step 2 has been running" in (tmp_path / "engine-3.stalls.txt").read_text()

@@ -32,7 +32,7 @@ def _plant(trainer_module: Any) -> None:
             hook.remove()
 
     def in_forward(call: int, slow: bool) -> None:
-        time.sleep(0.7 if slow else 0.0)
+        time.sleep(1.5 if slow else 0.0)
         # The CPU stand-ins of Megatron switch compiling off.
         with torch._dynamo.config.patch(specialize_float=True), torch.compiler.set_stance("default"):
             compiled(torch.ones(2), 1.5 + call)
