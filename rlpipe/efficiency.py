@@ -1,9 +1,12 @@
 """Tokens, FLOPs and their shares of the device's peak, for one iteration's training, from real lengths."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from actor.hf.plan import export_plan
+from actor.models.families import read_model
 from actor.report import RankUsage
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
@@ -16,6 +19,7 @@ from rlpipe.flops import (
     model_flops,
     tflops_per_gpu,
     utilization,
+    weight_gradient_flops,
 )
 from rlpipe.iteration import TRAINING_PARTS, IterationRecord
 from rlpipe.jit_monitor.metrics import slowest_seconds
@@ -26,10 +30,31 @@ _TRAIN_PHASES = ("ref_logprob", "old_logprob", "advantage", "pack", *TRAINING_PA
 _CHUNK_TOKENS = 64  # of FLA's and FlashQLA's delta rule
 
 
+def frozen_token_flops(config: Config) -> int:
+    """FLOPs of a token that the run saves because it does not train `actor.frozen_parameters`.
+
+    Those of multi-token prediction count as trained.
+    """
+    patterns = [re.compile(pattern) for pattern in config.actor.frozen_parameters]
+    if not patterns:
+        return 0
+    model = read_model(config.model.path)
+    frozen = [
+        (tensor.name, tensor.shape)
+        for tensor in export_plan(model)
+        if any(pattern.search(tensor.name) for pattern in patterns)
+    ]
+    return weight_gradient_flops(load_model_shape(config.model.path), frozen, tied=model.tied_embeddings)
+
+
 def training_metrics(
-    record: IterationRecord, config: Config, packs: TrainingPacks, usages: Sequence[RankUsage]
+    record: IterationRecord,
+    config: Config,
+    packs: TrainingPacks,
+    usages: Sequence[RankUsage],
+    saved_token_flops: int,
 ) -> dict[str, float]:
-    """Speed of training. Call when the phase `train` is divided.
+    """Speed of training. Call when the phase `train` is divided. saved_token_flops: of `frozen_token_flops`.
 
     Model FLOPs count causal attention half and no recomputation, as both Megatrons do; they are divided by the training
     call and the actor's processes, never by rollout devices. MFU and HFU are there where the peak is known.
@@ -37,6 +62,7 @@ def training_metrics(
     shape = load_model_shape(config.model.path)
     lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
     flops = model_flops(shape, lengths, include_mtp=config.actor.train_mtp)
+    trained = flops.train - saved_token_flops * sum(lengths)
     tokens, processes, seconds = sum(lengths), config.actor.processes, record.seconds(*TRAINING_PARTS)
     metrics = {
         "perf/trained_tokens": float(tokens),
@@ -44,7 +70,7 @@ def training_metrics(
         "perf/train_seconds": record.seconds(*_TRAIN_PHASES),
         "perf/actor_tokens_per_second": tokens / seconds,
         "perf/actor_tokens_per_gpu_per_second": tokens / seconds / processes,
-        "perf/actor_train_tflops_per_gpu": tflops_per_gpu(flops.train, seconds, processes),
+        "perf/actor_train_tflops_per_gpu": tflops_per_gpu(trained, seconds, processes),
     }
     passes = record.seconds("ref_logprob")
     if config.algorithm.kl.coefficient > 0 and passes:
@@ -53,11 +79,11 @@ def training_metrics(
     peak = peak_bf16_tflops(device, config.actor.peak_tflops) if device or config.actor.peak_tflops else None
     if peak is None:
         return metrics
-    executed = executed_flops(shape, config, packs, on_gpu=bool(device))
+    executed = executed_flops(shape, config, packs, on_gpu=bool(device), saved_token_flops=saved_token_flops)
     without_jit = max(1e-9, seconds - slowest_seconds([usage.jit for usage in usages], _CALL_PHASES))
     rates = {
-        "perf/actor_train_mfu": utilization(flops.train, seconds, processes, peak),
-        "perf/actor_train_mfu_excluding_jit": utilization(flops.train, without_jit, processes, peak),
+        "perf/actor_train_mfu": utilization(trained, seconds, processes, peak),
+        "perf/actor_train_mfu_excluding_jit": utilization(trained, without_jit, processes, peak),
         "perf/actor_train_hfu": utilization(executed, seconds, processes, peak),
     }
     return metrics | {name: rate for name, rate in rates.items() if rate is not None}
@@ -70,7 +96,9 @@ def rollout_rate_per_gpu(record: IterationRecord, config: Config) -> dict[str, f
     return {} if rate is None else {"perf/rollout_tokens_per_gpu_per_second": rate / devices}
 
 
-def executed_flops(shape: ModelShape, config: Config, packs: TrainingPacks, on_gpu: bool) -> int:
+def executed_flops(
+    shape: ModelShape, config: Config, packs: TrainingPacks, *, on_gpu: bool, saved_token_flops: int
+) -> int:
     """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice.
 
     The head computes its logits again in the backward pass on every device; FlashAttention and the chunked delta rule
@@ -86,7 +114,7 @@ def executed_flops(shape: ModelShape, config: Config, packs: TrainingPacks, on_g
         for pack in step
         for length in np.diff(pack.cu_seqlens_padded)
     ]
-    return hardware_flops(
+    flops = hardware_flops(
         shape,
         lengths,
         Recompute(recompute.granularity, frozenset(recompute.modules)),
@@ -97,3 +125,4 @@ def executed_flops(shape: ModelShape, config: Config, packs: TrainingPacks, on_g
         ),
         include_mtp=config.actor.train_mtp,
     )
+    return flops - saved_token_flops * sum(lengths)

@@ -8,7 +8,7 @@ from actor.report import RankUsage, Spread
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.console import Console
-from rlpipe.efficiency import rollout_rate_per_gpu, training_metrics
+from rlpipe.efficiency import frozen_token_flops, rollout_rate_per_gpu, training_metrics
 from rlpipe.iteration import IterationRecord
 from rlpipe.jit_monitor import JitReport, jit_metrics, refuse_alarms
 from rlpipe.metrics import reduce_over_ranks
@@ -43,6 +43,7 @@ class Measurement:
         self._pool = pool
         self._directory = directory
         self._console = console
+        self._saved_token_flops = frozen_token_flops(config)
         for path in (directory.ranks, directory.jit_events):
             drop_rows_from(path, first_iteration)
         usages, engines = self._take(first_iteration - 1)
@@ -57,7 +58,7 @@ class Measurement:
         record.split("train", training_parts(usages), rest="train_other")
         record.add(rank_metrics(usages))
         record.add(reduce_over_ranks([usage.metrics for usage in usages]))
-        record.add(training_metrics(record, self._config, packs, usages))
+        record.add(training_metrics(record, self._config, packs, usages, self._saved_token_flops))
         record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)
         if record.number in self._config.trace.iterations:

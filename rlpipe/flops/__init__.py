@@ -6,6 +6,7 @@ from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
 from rlpipe.flops.hf_config import load_model_shape, model_shape
 from rlpipe.flops.lengths import batch_lengths
 from rlpipe.flops.shape import ModelShape
+from rlpipe.flops.trained import weight_gradient_flops
 from rlpipe.flops.utilization import tflops_per_gpu, utilization
 from rlpipe.flops.vision import Grid
 
@@ -28,4 +29,5 @@ __all__ = [
     "sequence_cost",
     "tflops_per_gpu",
     "utilization",
+    "weight_gradient_flops",
 ]

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpipe.flops import Convention, load_model_shape, model_flops, model_shape, sequence_cost
+from actor.hf.plan import export_plan
+from actor.models.families import read_model
+from rlpipe.flops import (
+    Convention,
+    load_model_shape,
+    model_flops,
+    model_shape,
+    sequence_cost,
+    weight_gradient_flops,
+)
 from rlpipe.flops.convention import doubled_pairs
 
 WINDOWED = model_shape(
@@ -101,3 +110,15 @@ def test_breakdowns_travel_between_processes():
 def test_different_conventions_do_not_add():
     with pytest.raises(ValueError, match="causal_half and as full"):
         model_flops(WINDOWED, [5]) + model_flops(WINDOWED, [5], Convention.FULL)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B"])
+def test_gradients_of_all_weights_cost_as_much_as_all_products_with_weights(name):
+    """Counted tensor by tensor on one side, layer by layer on the other."""
+    shape, model = load_model_shape(name), read_model(f"configs/models/{name}")
+    weights = [(tensor.name, tensor.shape) for tensor in export_plan(model)]
+    products = sum(part.weights for _, part in model_flops(shape, [1], include_mtp=False).parts)
+    assert weight_gradient_flops(shape, weights, tied=model.tied_embeddings) == products
+    head = [weight for weight in weights if "lm_head" in weight[0] or "embed_tokens" in weight[0]]
+    assert weight_gradient_flops(shape, head, tied=False) == shape.head_flops
+    assert weight_gradient_flops(shape, head[:1], tied=True) == shape.head_flops

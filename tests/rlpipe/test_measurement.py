@@ -16,6 +16,7 @@ from rlpipe.measurement import Measurement
 from rlpipe.run_directory import RunDirectory, append_json_line, read_json_lines
 
 _MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -44,11 +45,11 @@ class _Actor:
         return (RankUsage(0, "node", "", self._seconds, (), self._answers.pop(0)),)
 
 
-def _finish(tmp_path, actor, **jit):
-    (tmp_path / "model").mkdir()
+def _finish(tmp_path, actor, settings=(), **jit):
+    (tmp_path / "model").mkdir(parents=True)
     (tmp_path / "model" / "config.json").write_text(json.dumps(_MODEL))
     overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
-    config = load_config("configs/demo/arithmetic.yaml", [*overrides, "trace.iterations=[2]"])
+    config = load_config("configs/demo/arithmetic.yaml", [*overrides, "trace.iterations=[2]", *settings])
     directory = RunDirectory(tmp_path)
     for iteration in (1, 2, 3):  # of an earlier run that is resumed after iteration 1
         append_json_line(directory.ranks, {"iteration": iteration})
@@ -93,3 +94,18 @@ def test_a_quiet_iteration_passes_with_error(tmp_path):
     record, events, _, _ = _finish(tmp_path, _Actor([]), after_warmup="error")
     assert events == []
     assert record.metrics["perf/jit_alarms"] == 0
+
+
+def test_frozen_weights_are_not_counted_as_trained(tmp_path):
+    """Each token saves the product with the 3 x 32 x 64 weights of a feed-forward part; an embedding has none."""
+    whole, part = (
+        _finish(tmp_path / name, _Actor([]), settings=["actor.peak_tflops=1", *settings])[0]
+        for name, settings in (
+            ("whole", ()),
+            ("part", ["actor.frozen_parameters=['layers[.]0[.]mlp', 'embed_tokens']"]),
+        )
+    )
+    tokens = whole.metrics["perf/trained_tokens"]
+    for figure in ("perf/actor_train_tflops_per_gpu", "perf/actor_train_mfu", "perf/actor_train_hfu"):
+        flops, left = (one.metrics[figure] * one.metrics["perf/actor_train_seconds"] * 1e12 for one in (whole, part))
+        assert flops - left == pytest.approx(2 * 3 * 32 * 64 * tokens)
