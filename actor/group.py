@@ -152,9 +152,9 @@ class ActorGroup:
         return self._all("listen_for_engine", self._config.deadlines.weight_sync_seconds)
 
     def begin_join_weight_groups(self, groups: Sequence[WeightGroup]) -> Pending[None]:
-        """Process i joins `groups[i]`, further ones none; the engines must join at the same time.
+        """The first processes join, as many as the groups have senders; the engines must join at the same time.
 
-        One group of all engines, in which process 0 broadcasts, or a pair for each engine and its process.
+        One group of all engines, in which process 0 broadcasts, or one for each engine and those on its devices.
         """
         references = self._call("join_weight_groups", list(groups))
         seconds = self._config.deadlines.weight_sync_seconds

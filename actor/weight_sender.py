@@ -53,12 +53,15 @@ class WeightSender:
         return self._listener.address
 
     def join(self, groups: Sequence[WeightGroup], timeout_seconds: float) -> None:
-        """Process i joins `groups[i]`, further ones none; blocks until the engines have joined."""
-        rank, self._senders = dist.get_rank(), len(groups)
+        """The first processes send, as many as the groups have senders; blocks until the engines have joined.
+
+        One group of all engines, or for each engine one in which buffers are shared.
+        """
+        rank, self._senders = dist.get_rank(), sum(group.senders for group in groups)
         if rank >= self._senders:
             return
-        if groups[rank].backend != BUFFERS:
-            self._transport = Broadcast(groups[rank], timeout_seconds)
+        if groups[0].backend != BUFFERS:
+            self._transport = Broadcast(groups[0], timeout_seconds)
         elif self._listener is None:
             raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
         else:

@@ -21,17 +21,26 @@ _NODES_POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Placement:
-    """The reserved bundles of one role, in the order of its processes."""
+    """The reserved bundles of one role.
+
+    bundles: the bundle of each of its processes; processes of a node follow each other.
+    devices: of each process the GPUs that it is to use, where it needs more than those of its own bundle.
+    """
 
     group: Any
-    bundles: int
+    bundles: tuple[int, ...]
     gpus_per_bundle: float
+    devices: tuple[tuple[str, ...], ...] = ()
 
     def strategy(self, index: int) -> Any:
-        """Ray scheduling strategy that puts a worker into bundle `index`."""
+        """Ray scheduling strategy that puts process `index` into its bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[index])
+
+    def devices_of(self, index: int) -> tuple[str, ...]:
+        """GPUs that process `index` is to use; empty where Ray's choice stands."""
+        return self.devices[index] if self.devices else ()
 
 
 @contextmanager
@@ -108,7 +117,7 @@ def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
     if config.ray.colocate:
         with _reserved("colocated", config.actor.processes, 1, config, cpus=2) as shared:
             half = replace(shared, gpus_per_bundle=shared.gpus_per_bundle / 2)
-            yield half, half
+            yield half, _engines_among(half, config)
         return
     with actor_placement(config) as actor, engine_placement(config) as engines:
         yield actor, engines
@@ -162,6 +171,52 @@ def _free_endpoint_here() -> tuple[str, int]:
         return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
 
+def _engines_among(actor: Placement, config: Config) -> Placement:
+    """Each engine beside the next `tensor_parallel` processes of the actor, in the bundle of the first.
+
+    Raises ResourceError for an engine whose GPUs belong to two nodes.
+    """
+    size = config.rollout.engine.tensor_parallel
+    parts = [actor.bundles[index * size :][:size] for index in range(config.rollout.engines)]
+    nodes = _nodes_of_bundles(actor.group)
+    for index, part in enumerate(parts):
+        if len({nodes[bundle] for bundle in part}) > 1:
+            raise ResourceError(
+                f"ray: engine {index} would have its {size} GPUs on two nodes; choose a "
+                "rollout.engine.tensor_parallel that divides the number of actor processes on each node"
+            )
+    heads = replace(actor, bundles=tuple(part[0] for part in parts))
+    if size == 1 or not actor.gpus_per_bundle:
+        return heads
+    gpus = _gpus_of_bundles(actor)
+    return replace(heads, devices=tuple(tuple(gpus[bundle] for bundle in part) for part in parts))
+
+
+def _nodes_of_bundles(group: Any) -> dict[int, str]:
+    from ray.util import placement_group_table
+
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes
+
+
+def _gpus_of_bundles(placement: Placement) -> dict[int, str]:
+    """Ray's id of the GPU of each bundle, as CUDA_VISIBLE_DEVICES takes it."""
+    import ray
+
+    task = ray.remote(num_cpus=0, num_gpus=placement.gpus_per_bundle)(_gpu_here)
+    answers = [
+        task.options(scheduling_strategy=placement.strategy(index)).remote() for index in range(len(placement.bundles))
+    ]
+    return dict(zip(placement.bundles, ray.get(answers), strict=True))
+
+
+def _gpu_here() -> str:
+    import ray
+
+    (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return gpu
+
+
 def _workers(config: Config) -> int:
     engines = config.actor.processes if config.ray.colocate else config.rollout.engines
     return config.actor.processes + engines
@@ -182,6 +237,9 @@ def _reserved(role: str, bundles: int, gpus: int, config: Config, cpus: int = 1)
                 f"ray: {bundles} x {bundle} for role {role!r} do not fit the free resources {have}; lower "
                 "actor.processes or rollout.engines, raise ray.cpus, or add nodes"
             )
-        yield Placement(group, bundles, gpus)
+        nodes = _nodes_of_bundles(group)
+        seen = list(dict.fromkeys(nodes[bundle] for bundle in range(bundles)))
+        order = sorted(range(bundles), key=lambda bundle: seen.index(nodes[bundle]))
+        yield Placement(group, tuple(order), gpus)
     finally:
         remove_placement_group(group)

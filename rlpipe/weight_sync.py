@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class WeightSync:
-    """Holds the groups in which the actor meets the engines: pairs that share buffers where they share a device, else
-    one in which actor rank 0 broadcasts to every engine process."""
+    """Holds the groups in which the actor meets the engines: where they share devices, one for each engine whose
+    processes read buffers of the actor's; else one in which actor rank 0 broadcasts to every engine process."""
 
     def __init__(
         self, config: Config, actor: "ActorGroup", pool: "RolloutPool", turns: Turns, actor_placement: Placement
@@ -48,7 +48,7 @@ class WeightSync:
         }
 
     def _join(self, actor_placement: Placement) -> None:
-        groups = self._pairs() if self._config.ray.colocate else self._broadcast_group(actor_placement)
+        groups = self._shared_buffers() if self._config.ray.colocate else self._broadcast_group(actor_placement)
         engines = self._pool.join_weight_groups(groups)
         actor = self._actor.begin_join_weight_groups(groups)
         together(actor.result, lambda: self._gather(engines, "joining the weight group"))
@@ -56,11 +56,14 @@ class WeightSync:
     def _gather(self, references: list[Any], phase: str) -> list[Any]:
         return self._pool.gather(references, self._config.deadlines.weight_sync_seconds, phase)
 
-    def _pairs(self) -> list[WeightGroup]:
-        """Engine i and actor process i."""
-        addresses = self._actor.listen_for_engines()[: self._config.rollout.engines]
+    def _shared_buffers(self) -> list[WeightGroup]:
+        """Each engine and the actor's processes on its devices, which are the next ones in order."""
+        size = self._config.rollout.engine.tensor_parallel
+        addresses = self._actor.listen_for_engines()
+        parts = [addresses[index * size :][:size] for index in range(self._config.rollout.engines)]
         return [
-            WeightGroup(f"rlpipe-weights-{index}", address, 0, 2, BUFFERS) for index, address in enumerate(addresses)
+            WeightGroup(f"rlpipe-weights-{index}", ",".join(part), 0, 2 * size, BUFFERS)
+            for index, part in enumerate(parts)
         ]
 
     def _broadcast_group(self, actor_placement: Placement) -> list[WeightGroup]:

@@ -22,8 +22,11 @@ class WeightGroup:
     """Where an update's processes meet.
 
     backend: of torch.distributed, for a process group in which rank 0 broadcasts and ranks 1 to `world_size - 1` belong
-        to the engines; or BUFFERS, for a pair of processes on one device, of which the actor's listens at `address`
-        (rlpipe.weight_channel; `port` has no meaning then).
+        to the engines; or BUFFERS, for one engine and the actor's processes on its devices, each of which shares
+        memory with the engine's process there.
+    address: of rank 0; with BUFFERS the addresses at which the actor's processes listen, one for each tensor-parallel
+        rank of the engine, separated by commas (rlpipe.weight_channel; `port` has no meaning then).
+    world_size: processes of the group, senders included.
     """
 
     name: str
@@ -31,6 +34,15 @@ class WeightGroup:
     port: int
     world_size: int
     backend: str
+
+    @property
+    def senders(self) -> int:
+        """Processes of the actor that send."""
+        return len(self.address.split(",")) if self.backend == BUFFERS else 1
+
+    def address_of(self, reader: int) -> str:
+        """Where tensor-parallel rank `reader` of an engine meets its sender."""
+        return self.address.split(",")[reader] if self.backend == BUFFERS else self.address
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class EngineSetup:
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
     used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
     `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
-    `memory_saver` lets it give device memory back.
+    `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them.
     """
 
     index: int
@@ -50,6 +50,7 @@ class EngineSetup:
     log_path: str
     routes_shape: tuple[int, int] | None = None
     memory_saver: bool = False
+    devices: tuple[str, ...] = ()
     jit: JitConfig = JitConfig()
 
 

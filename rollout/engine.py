@@ -83,6 +83,8 @@ class Engine:
         if setup.device == "cpu":
             kv_memory.check(setup, kv_cache_tokens(setup))
         _use_own_temporary_folder(setup.instance)
+        if setup.devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
         _redirect_output(setup.log_path)
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))

@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -43,9 +43,10 @@ def remove_abandoned() -> None:
 
 
 def remove_opened_files(instance: str) -> None:
-    """Removes what an engine that has started has open already: SGLang's load file in shared memory."""
-    for path in _SHARED_MEMORY.glob(f"sglang_loads_{instance}_*"):
-        path.unlink(missing_ok=True)
+    """Removes what an engine that has started has open already, all in shared memory: SGLang's load file, and the
+    message queues between its tensor-parallel ranks."""
+    _remove_shared(f"sglang_loads_{instance}_*")
+    _remove_queues(psutil.Process().children(recursive=True))
 
 
 def remove_files(instance: str) -> None:
@@ -66,6 +67,7 @@ def end_children() -> None:
     for child in alive:
         _quietly(child.kill)
     psutil.wait_procs(alive, timeout=_TERM_SECONDS)
+    _remove_queues(children)
 
 
 def avoid_named_semaphores() -> None:
@@ -73,6 +75,16 @@ def avoid_named_semaphores() -> None:
     from tqdm.std import TqdmDefaultWriteLock
 
     TqdmDefaultWriteLock.mp_lock = None
+
+
+def _remove_queues(owners: Iterable[psutil.Process]) -> None:
+    for owner in owners:
+        _remove_shared(f"sgl_shm_mq_{owner.pid}_*")
+
+
+def _remove_shared(pattern: str) -> None:
+    for path in _SHARED_MEMORY.glob(pattern):
+        path.unlink(missing_ok=True)
 
 
 def _lock(path: Path, flags: int = 0) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,8 +51,9 @@ class RolloutPool:
     def start(cls, config: Config, model_path: str, placement: Any = None, log_directory: str | None = None) -> Self:
         """Starts the engines of `config` in the background; `wait_until_ready` waits for them.
 
-        `placement` has `.strategy(index)`, a Ray scheduling strategy, and `.gpus_per_bundle`; without it Ray places the
-        engines anywhere, on a CPU. Each engine prints into `log_directory/rollout_engine_<index>.log`.
+        `placement` has `.strategy(index)`, a Ray scheduling strategy, `.devices_of(index)` and `.gpus_per_bundle`;
+        without it Ray places the engines anywhere, on a CPU. Each engine prints into
+        `log_directory/rollout_engine_<index>.log`.
         """
         run = uuid.uuid4().hex[:8]
         gpus = placement.gpus_per_bundle if placement is not None else 0
@@ -59,6 +61,8 @@ class RolloutPool:
             _setup(config, index, model_path, "cuda" if gpus else "cpu", f"{run}e{index}", log_directory)
             for index in range(config.rollout.engines)
         ]
+        if placement is not None:
+            setups = [replace(setup, devices=placement.devices_of(setup.index)) for setup in setups]
         actors = [_actor(setup, placement, gpus) for setup in setups]
         return cls(setups, actors, config)
 
@@ -113,9 +117,9 @@ class RolloutPool:
         """
         if len(groups) == 1:
             size = self._config.rollout.engine.tensor_parallel
-            places = [(groups[0], 1 + index * size) for index in range(len(self._actors))]
+            places = [(groups[0], groups[0].senders + index * size) for index in range(len(self._actors))]
         else:
-            places = [(group, 1) for group in groups]
+            places = [(group, group.senders) for group in groups]
         self._groups = tuple(group for group, _ in places)
         return [
             actor.join_weight_group.remote(group, rank)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from rlpipe.weights import BUFFERS, checksum
+from rlpipe.weights import BUFFERS, WeightGroup, checksum
 from rollout.weight_sources import Broadcast, SharedBuffers, WeightSource
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
-    """Adds the group of shared buffers, whose `master_address` is a listener's."""
+    """Adds the group of shared buffers, whose `master_address` has a listener for each tensor-parallel rank."""
 
     def join_group(
         updater: Any,
@@ -41,11 +41,12 @@ def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..
     ) -> tuple[bool, str]:
         groups = updater._model_update_group
         if backend == BUFFERS:
+            group = WeightGroup(group_name, master_address, master_port, world_size, backend)
             try:
-                groups[group_name] = SharedBuffers(master_address, updater.device)
+                groups[group_name] = SharedBuffers(group.address_of(updater.tp_rank), updater.device, updater.gpu_id)
             except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-                return False, f"{type(error).__name__}: {error}"
-            return True, ""
+                return _agreed(False, f"{type(error).__name__}: {error}")
+            return _agreed(True, "")
         joined, message = join_process_group(
             updater, master_address, master_port, rank_offset, world_size, group_name, backend
         )
@@ -80,19 +81,28 @@ def receive_bucket(
         with source.bucket(sum(sizes), dtype) as flat:
             pieces = zip(names, flat.split(sizes), shapes, strict=True)
             source.loader.load(updater.get_model(), [(name, piece.view(shape)) for name, piece, shape in pieces])
-            return True, _agreed_checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
+            message = _checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
     except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-        return False, f"{type(error).__name__}: {error}"
+        return _agreed(False, f"{type(error).__name__}: {error}")
+    return _agreed(True, message)
 
 
-def _agreed_checksum(flat: torch.Tensor) -> str:
-    """Checksum that all tensor-parallel ranks computed, or a list of the different ones."""
+def _checksum(flat: torch.Tensor) -> str:
+    return checksum(flat.cpu().view(torch.uint8).numpy().data)
+
+
+def _agreed(worked: bool, message: str) -> tuple[bool, str]:
+    """Whether it worked on all tensor-parallel ranks, and their common message or a list of the different ones.
+
+    SGLang answers with what rank 0 returns, whatever happened on the others.
+    """
     from sglang.srt.distributed import get_tp_group
 
-    mine = checksum(flat.cpu().view(torch.uint8).numpy().data)
     group = get_tp_group()
     if group.world_size == 1:
-        return mine
-    all_ranks: list[str] = [""] * group.world_size
-    torch.distributed.all_gather_object(all_ranks, mine, group=group.cpu_group)
-    return mine if len(set(all_ranks)) == 1 else ",".join(all_ranks)
+        return worked, message
+    ranks: list[tuple[bool, str]] = [(worked, message)] * group.world_size
+    torch.distributed.all_gather_object(ranks, (worked, message), group=group.cpu_group)
+    if not all(one for one, _ in ranks):
+        return False, "; ".join(f"rank {rank}: {text}" for rank, (one, text) in enumerate(ranks) if not one)
+    return True, message if len(set(ranks)) == 1 else ",".join(text for _, text in ranks)

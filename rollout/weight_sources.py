@@ -1,14 +1,17 @@
 """The two ways in which buckets of weights come to a scheduler process, one class each."""
 
+import io
 import mmap
 import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from inspect import signature
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlpipe.weight_channel import Reader, connect
 from rlpipe.weights import SharedBuffer
@@ -48,12 +51,15 @@ class Broadcast:
 
 
 class SharedBuffers:
-    """Buffers of the actor's process on the same device, filled in rotation and read where they are."""
+    """Buffers of the actor's process on the same device, filled in rotation and read where they are.
 
-    def __init__(self, address: str, device: str) -> None:
+    device, index: kind and number of this process's device.
+    """
+
+    def __init__(self, address: str, device: str, index: int = 0) -> None:
         self.loader = WeightLoader()
         self._reader: Reader = connect(address)
-        self._buffers = [_opened(buffer) for buffer in self._reader.buffers]
+        self._buffers = [_opened(buffer, index) for buffer in self._reader.buffers]
         self._device = torch.get_device_module(device)
         self._next = 0
 
@@ -75,10 +81,32 @@ class SharedBuffers:
         self._buffers.clear()
 
 
-def _opened(buffer: SharedBuffer) -> torch.Tensor:
-    """The bytes of another process's buffer, uint8 [size_bytes]."""
+class _OnDevice(pickle.Unpickler):
+    """Reads a reference to device memory. The writer's index of the device is not this process's, which may see more
+    devices."""
+
+    def __init__(self, handle: bytes, index: int) -> None:
+        super().__init__(io.BytesIO(handle))
+        self._index = index
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is not rebuild_cuda_tensor:
+            return found
+
+        def rebuild(*arguments: Any) -> torch.Tensor:
+            bound = signature(rebuild_cuda_tensor).bind(*arguments)
+            bound.arguments["storage_device"] = self._index
+            tensor: torch.Tensor = rebuild_cuda_tensor(*bound.args, **bound.kwargs)
+            return tensor
+
+        return rebuild
+
+
+def _opened(buffer: SharedBuffer, index: int) -> torch.Tensor:
+    """The bytes of another process's buffer, uint8 [size_bytes]. index: of the device in this process."""
     if buffer.kind == "cuda_ipc":
-        tensor: torch.Tensor = pickle.loads(buffer.handle)
+        tensor: torch.Tensor = _OnDevice(buffer.handle, index).load()
         return tensor
     file = os.open(buffer.handle, os.O_RDWR)
     try:

@@ -70,10 +70,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _colocated_engines_have_a_process_each(self) -> Self:
         engines, tensor_parallel = self.rollout.engines, self.rollout.engine.tensor_parallel
-        if self.ray.colocate and (engines > self.actor.processes or tensor_parallel > 1):
+        if self.ray.colocate and engines * tensor_parallel > self.actor.processes:
             raise ValueError(
-                f"ray.colocate needs rollout.engine.tensor_parallel 1 (it is {tensor_parallel}) and at most one engine "
-                f"per actor process (rollout.engines is {engines}, actor.processes {self.actor.processes})"
+                f"ray.colocate needs an actor process for each process of an engine, but rollout.engines ({engines}) x "
+                f"rollout.engine.tensor_parallel ({tensor_parallel}) is more than actor.processes "
+                f"({self.actor.processes}): lower one of them or raise actor.processes"
             )
         return self
 

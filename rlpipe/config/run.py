@@ -76,7 +76,8 @@ class RayConfig(Section):
     """`auto` or host:port joins a cluster; empty starts a local one that ends with the run."""
 
     colocate: bool = False
-    """Engine i shares the GPU of actor process i instead of having its own, and reads new weights from its memory."""
+    """Engines share the GPUs of the actor's processes instead of having their own, each the next `tensor_parallel` of
+    them, and read new weights from their memory."""
 
     sleep: Literal["auto", "always", "never"] = "auto"
     """Colocated engines and actor take turns in device memory: engines free weights and KV cache while the actor works,

@@ -64,7 +64,7 @@ def send_through_buffers(
         policy = trainer(path, count, parallel=parallel)
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letters[rank][name], sender.listen(), sender.plan)
-        sender.join([WeightGroup(f"pair {index}", "", 0, 2, BUFFERS) for index in range(count)], 60)
+        sender.join([WeightGroup("one engine on all devices", ",".join("ab"[:count]), 0, 2 * count, BUFFERS)], 60)
         results[name] = [sender.send(verify=True)]
         with torch.no_grad():
             for chunk in policy.policy:
@@ -82,7 +82,7 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
     for letter in letters:
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letter, sender.listen(), sender.plan)
-        sender.join([WeightGroup("pair", "", 0, 2, BUFFERS)], 60)
+        sender.join([WeightGroup("pair", "a", 0, 2, BUFFERS)], 60)
         try:
             sender.send(verify=False)
         except WeightSyncError as error:

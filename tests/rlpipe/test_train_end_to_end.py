@@ -67,6 +67,19 @@ def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
         assert {name: one.get(name) for name in same} == {name: other.get(name) for name in same}
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    two = ("actor.processes=2", "actor.parallel.tensor=2", "rollout.engine.tensor_parallel=2")
+    run_command("train", *run_arguments(tmp_path, *two, "run.iterations=2", "ray.colocate=true", "ray.sleep=always"))
+    for row in metric_rows(tmp_path / "small")[1:]:
+        assert row["mismatch/logprob_abs_max"] < 1e-4
+        assert row["weight_sync/version"] == row["iteration"]
+        assert row["train/updates_applied_count"] > 0
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
 def test_a_second_run_of_the_same_name_is_refused(four):
     folder, _ = four
     process = start_command("train", *run_arguments(folder))
