@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
 
-_LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
+LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
 
 
 class ParallelConfig(Section):
@@ -91,10 +91,10 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _moments_can_change(self) -> Self:
-        if self.moments_dtype == "bfloat16" and self.beta2 > _LARGEST_BFLOAT16_BETA2:
+        if self.moments_dtype == "bfloat16" and self.beta2 > LARGEST_BFLOAT16_BETA2:
             raise ValueError(
                 f"actor.optimizer.beta2 is {self.beta2}, but a second moment in bfloat16 loses changes below 1/256 of "
-                f"its value: use at most {_LARGEST_BFLOAT16_BETA2}, or moments_dtype float32"
+                f"its value: use at most {LARGEST_BFLOAT16_BETA2}, or moments_dtype float32"
             )
         return self
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
+from rlpipe.config.actor import LARGEST_BFLOAT16_BETA2
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 
@@ -40,8 +41,9 @@ def _changes(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
     least = -(-longest // multiple) * multiple // actor.parallel.context
     if least < actor.max_tokens_per_gpu:
         yield (f"actor.max_tokens_per_gpu={least}",)
-    if actor.optimizer.moments_dtype == "float32":
+    if actor.optimizer.moments_dtype == "float32" and actor.optimizer.beta2 <= LARGEST_BFLOAT16_BETA2:
         yield ("actor.optimizer.moments_dtype=bfloat16",)
+    yield from _wider_engines(config, cluster)
     yield from _layouts(config, cluster)
     if engine.max_running_requests > 8 and not cluster.gpus:
         yield (f"rollout.engine.max_running_requests={engine.max_running_requests // 4}",)
@@ -51,6 +53,15 @@ def _fractions(present: float) -> Iterator[float]:
     """Nearest first."""
     steps = [step / 100 for step in range(20, 95, 5)]
     yield from sorted((step for step in steps if step != present), key=lambda step: (abs(step - present), step))
+
+
+def _wider_engines(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
+    """Colocated engines that span more of the actor's GPUs, and are fewer."""
+    processes = config.actor.processes
+    for width in (2, 4, 8):
+        fits_node = cluster.gpus and width <= cluster.node.gpus and processes % width == 0
+        if config.ray.colocate and fits_node and width > config.rollout.engine.tensor_parallel:
+            yield (f"rollout.engines={processes // width}", f"rollout.engine.tensor_parallel={width}")
 
 
 def _layouts(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:

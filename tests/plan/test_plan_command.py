@@ -46,6 +46,7 @@ def test_the_seeds_recipe_on_80_gigabytes_is_refused_with_a_setting_that_fits():
     output = _run(str(SEED), "--cluster", "local_8x80gb")
     assert "DOES NOT FIT  GPU while weights pass" in output
     settings = output.strip().splitlines()[-1].removeprefix("Nearest setting that fits: ").split()
+    assert settings == ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
     assert _run(str(SEED), *settings, "--cluster", "local_8x80gb").endswith("It fits.\n")
 
 
