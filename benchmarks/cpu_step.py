@@ -79,6 +79,8 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
         f"rollout.prompts_per_iteration={options.prompts}",
         f"rollout.samples_per_prompt={options.samples}",
         f"rollout.max_response_tokens={options.tokens}",
+        "algorithm.updates_per_iteration=1",
+        "algorithm.old_policy=actor",
         f"actor.threads={options.threads}",
         f"actor.optimizer.learning_rate={_LEARNING_RATE}",
         f"actor.optimizer.beta2={_BETA2}",

@@ -41,6 +41,8 @@ def run(tmp_path_factory):
         "rollout.samples_per_prompt=2",
         "rollout.max_response_tokens=12",
         "algorithm.kl.coefficient=0.01",
+        "algorithm.updates_per_iteration=1",
+        "algorithm.old_policy=actor",
         "actor.processes=2",
         "actor.threads=1",
         f"actor.peak_tflops={PEAK_TFLOPS}",
