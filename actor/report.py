@@ -1,7 +1,7 @@
 """What the training side tells the driver. Pure data: imports no torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlpipe.jit_monitor import JitReport
@@ -39,6 +39,10 @@ class StepReport:
     metrics: dict[str, float]
     skip_reason: str | None = None
     culprit_sample_ids: tuple[str, ...] = ()
+
+    def without(self, names: Collection[str]) -> "StepReport":
+        """The same without the metrics `names`."""
+        return replace(self, metrics={name: value for name, value in self.metrics.items() if name not in names})
 
 
 @dataclass(frozen=True)

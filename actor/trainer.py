@@ -19,6 +19,7 @@ from actor.hf.export import parameter_hf_names
 from actor.hf.load import load_hf
 from actor.hf.placement import global_name
 from actor.layout import ActorLayout
+from actor.losses.objective import MISMATCH
 from actor.models.build import build_model, read_model
 from actor.models.description import ModelDescription
 from actor.models.policy import PolicyModel, take_mtp_loss
@@ -71,10 +72,12 @@ class Trainer:
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
-        reports = []
+        reports: list[StepReport] = []
         for packs in steps:
             with self.clock.part("train"):
-                reports.append(self.train_step(packs, algorithm))
+                report = self.train_step(packs, algorithm)
+            moved = algorithm.old_policy == "rollout" and any(before.applied for before in reports)
+            reports.append(report.without(MISMATCH) if moved else report)
             self.clock.settle()
             if self.counts.skipped_in_a_row >= self.options.actor.max_skipped_updates:
                 break

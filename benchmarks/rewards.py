@@ -1,6 +1,6 @@
 """How many responses are graded per second, by grader, in one process and in the pool.
 
-    python -m benchmarks.rewards [--responses 4096] [--workers 2]
+    python benchmarks/rewards.py [--responses 4096] [--workers 2]
 
 Responses have about 8,000 tokens (30,000 characters) of mathematics. Half of the answers are right, and one in eight
 needs sympy, because neither its text nor its number settles it.
@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import rewards
-from rewards.pool import GradingPool
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # instead of this folder, where this file hides the package
+
+import rewards  # noqa: E402
+from rewards.pool import GradingPool  # noqa: E402
 
 _CHARACTERS = 30_000
 _STEPS = (

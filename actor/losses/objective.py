@@ -11,6 +11,9 @@ from actor.losses.requirements import SUPERVISED, needs_reference
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
 
+MISMATCH = ("mismatch/logprob_abs_mean", "mismatch/logprob_abs_max")
+"""Metrics that compare log-probabilities of the engine and the actor, which must have the same weights."""
+
 
 def objective(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """token_loss = policy loss + kl.coefficient * KL - entropy_coefficient * entropy, per token."""
@@ -47,7 +50,7 @@ def _with_sampling_metrics(output: LossOutput, inputs: LossInputs) -> LossOutput
     distance = (inputs.anchor_logprobs - inputs.rollout_logprobs).abs() * inputs.mask
     means = {
         "train/entropy": ((inputs.entropy.detach() * inputs.mask).sum(), tokens),
-        "mismatch/logprob_abs_mean": (distance.sum(), tokens),
+        MISMATCH[0]: (distance.sum(), tokens),
     }
-    maxima = {"mismatch/logprob_abs_max": distance.max()}
+    maxima = {MISMATCH[1]: distance.max()}
     return replace(output, means={**output.means, **means}, maxima={**output.maxima, **maxima})

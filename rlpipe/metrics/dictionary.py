@@ -186,7 +186,11 @@ _DECLARED = [
         "count",
         "optimizer steps skipped for a non-finite loss or gradient so far",
     ),
-    Metric("mismatch/logprob_abs_max", "nats", "largest |SGLang - Megatron| log-probability of a sampled token"),
+    Metric(
+        "mismatch/logprob_abs_max",
+        "nats",
+        "largest |SGLang - Megatron| log-probability of a sampled token, before the first update of an iteration",
+    ),
     Metric("mismatch/logprob_abs_mean", "nats", "mean of the same"),
     Metric("mismatch/weight_mean", "none", "mean importance weight of the mismatch correction"),
     Metric("mismatch/masked_share", "share", "share of tokens that the mismatch correction masks"),

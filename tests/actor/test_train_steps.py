@@ -97,6 +97,13 @@ def test_recorded_old_logprobs_give_the_on_policy_step_and_then_a_ratio(results)
     assert 0 < later["train/clip_share"] < 1
 
 
+def test_an_update_after_another_does_not_take_the_policy_s_change_for_a_difference_between_engine_and_actor(results):
+    first, second = results["two_updates_against_the_engine"]
+    assert first["mismatch/logprob_abs_max"] < 1e-5
+    assert abs(second["train/ratio_mean"] - 1) > 1e-4
+    assert not [name for name in second if name.startswith("mismatch/")]
+
+
 def test_temperature_sharpens_the_log_probabilities(results):
     plain, sharp = results["temperature_of_the_head"]
     half = len(plain) // 2

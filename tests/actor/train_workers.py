@@ -108,7 +108,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> d
     cases = (
         splits_of_a_batch, skipped_steps, overflowing_gradients, too_many_skips, frozen_parameters, offload_fractions,
         weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs, temperature_of_the_head,
-        half_precision_moments,
+        half_precision_moments, two_updates_against_the_engine,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -247,6 +247,15 @@ def old_logprobs(paths):
     recorded = replace(pack, old_logprobs=policy.logprobs([pack], "policy")[0])
     with_old = [step(policy, [recorded]), policy.train_step([recorded], POLICY).metrics]
     return step(trainer(paths["dense"]), [pack]), *with_old
+
+
+def two_updates_against_the_engine(paths):
+    """Metrics of two updates in one call, for packs that the engine sampled exactly as the policy says."""
+    pack = whole_batch()
+    policy = trainer(paths["dense"])
+    sampled = replace(pack, rollout_logprobs=policy.logprobs([pack], "policy")[0])
+    report = policy.train([[sampled], [sampled]], AlgorithmConfig(old_policy="rollout"))
+    return [step.metrics for step in report.steps]
 
 
 def temperature_of_the_head(paths):
