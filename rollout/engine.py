@@ -37,7 +37,7 @@ from rollout.requests import (
 from rollout.routes import decoded_routes
 from rollout.usage import UsageClock
 from rollout.version import check_sglang_version
-from rollout.weight_receiver import VERIFY_VARIABLE
+from rollout.weight_receiver import END_OF_BUCKET, VERIFY_VARIABLE
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 1.0
@@ -197,13 +197,10 @@ class Engine:
             self._alive()
             self._check_holds("receiving weights", "weights")
             begin = time.perf_counter()
-            messages = [
-                await self._receive_bucket(bucket, group_name, last=position == len(plan) - 1, version=version)
-                for position, bucket in enumerate(plan)
-            ]
+            message = await self._receive_buckets(plan, version, group_name)
             self._version = version
         self._usage.note_span("weight_sync", begin)
-        checksums = tuple(messages) if self._setup.verify_weights else ()
+        checksums = tuple(message.split()[: len(plan)]) if self._setup.verify_weights else ()
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
     async def health(self) -> EngineHealth:
@@ -342,27 +339,29 @@ class Engine:
             raise self._death
         return task.result()
 
-    async def _receive_bucket(self, bucket: WeightBucket, group_name: str, last: bool, version: int) -> str:
+    async def _receive_buckets(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> str:
+        """Has SGLang's processes receive everything; returns their message."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
 
+        rows = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in plan[0].tensors]
+        for bucket in plan[1:]:
+            rows.append((END_OF_BUCKET, "", []))
+            rows += [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in bucket.tensors]
         request = UpdateWeightsFromDistributedReqInput(
-            names=[tensor.name for tensor in bucket.tensors],
-            dtypes=[tensor.dtype for tensor in bucket.tensors],
-            shapes=[list(tensor.shape) for tensor in bucket.tensors],
+            names=[name for name, _, _ in rows],
+            dtypes=[dtype for _, dtype, _ in rows],
+            shapes=[shape for _, _, shape in rows],
             group_name=group_name,
             load_format="flattened_bucket",
-            flush_cache=last,
-            weight_version=str(version) if last else None,
+            flush_cache=True,
+            weight_version=str(version),
         )
         loaded, message = await self._call(
             self._sglang.tokenizer_manager.update_weights_from_distributed(request, None)
         )
         if not loaded:
-            raise WeightSyncError(
-                f"engine {self._setup.index} could not load the bucket that starts with "
-                f"{bucket.tensors[0].name!r} of version {version}: {message}"
-            )
-        return _first_word(message)
+            raise WeightSyncError(f"engine {self._setup.index} could not load version {version}: {message}")
+        return str(message)
 
     def _longest_request(self) -> int:
         """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""
@@ -424,12 +423,6 @@ def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
     parameters["stop"] = list(sampling.stop)
     parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     return parameters
-
-
-def _first_word(message: str) -> str:
-    """SGLang appends a remark about the version to the receiver's message."""
-    words = message.split()
-    return words[0] if words else ""
 
 
 def _redirect_output(path: str) -> None:

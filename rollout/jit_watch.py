@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -85,8 +86,14 @@ class JitWatch:
     def _on_stall(self, stall: StepStall) -> None:
         self._write(stall)
         for scheduler in self._schedulers():
-            os.kill(scheduler, _DUMP_SIGNAL)
+            with suppress(ProcessLookupError):
+                os.kill(scheduler, _DUMP_SIGNAL)
 
 
 def _scheduler_children() -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True) if "scheduler" in child.name()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "scheduler" in child.name():
+                found.append(child.pid)
+    return found

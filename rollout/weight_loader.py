@@ -1,57 +1,132 @@
-"""Loads tensors into the engine's model, stacked experts in one copy each.
+"""Loads tensors into the engine's model; SGLang's loader is asked only once for each.
 
-SGLang's loader takes experts one by one, which costs tens of microseconds each, far more than copying their bytes.
+It takes experts one by one and costs tens of microseconds a tensor, far more than copying the bytes. What it does with
+a tensor is nearly always to copy it, or this rank's part of it, into parameters: these copies are watched the first
+time, and later repeated for a whole bucket in a few launches. A tensor that is used in any other way goes through the
+loader every time.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-_PARAMETERS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
+_STACKED = (".experts.gate_up_proj", ".experts.down_proj")
+_WRITES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
+
+Tensors = Sequence[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`target` is a view of a parameter; `offset`, `size` and `stride` in elements place its source in a tensor."""
+
+    target: torch.Tensor
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def source(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
 
 class WeightLoader:
-    """Stacked experts go through SGLang's loader the first time. Where the engine's parameter then equals the stacked
-    tensor, kernels keep them as they come, and they are copied whole from then on."""
+    """Keeps what it has seen SGLang's loader do, for as long as the model keeps its parameters in place."""
 
     def __init__(self) -> None:
-        self._copied: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, tuple[Copy, ...]] = {}
 
     @torch.no_grad()
-    def load(self, model: Any, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """tensors: by Hugging Face name; a layer's experts one by one, or stacked as [experts, rows, columns]."""
-        by_loader: list[tuple[str, torch.Tensor]] = []
-        new: list[tuple[str, torch.Tensor]] = []
-        for name, tensor in tensors:
-            if name in self._copied:
-                self._copied[name].copy_(tensor)
-            elif _is_stacked(name):
-                by_loader += _apart(name, tensor)
-                new.append((name, tensor))
-            else:
-                by_loader.append((name, tensor))
-        if by_loader:
-            model.load_weights(by_loader)
+    def load(self, model: Any, tensors: Tensors) -> None:
+        """tensors: contiguous, by Hugging Face name; a layer's experts one by one, or stacked as
+        [experts, rows, columns]."""
+        known = [(name, tensor) for name, tensor in tensors if name in self._copies]
+        if known:
+            _copy_all([(copy.target, copy.source(tensor)) for name, tensor in known for copy in self._copies[name]])
+        new = [(name, tensor) for name, tensor in tensors if name not in self._copies]
         if new:
-            self._learn(dict(model.named_parameters(remove_duplicate=False)), new)
-
-    def _learn(self, parameters: dict[str, torch.Tensor], loaded: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in loaded:
-            root, _, kind = name.rpartition(".")
-            parameter = parameters.get(f"{root}.{_PARAMETERS[kind]}".replace("language_model.", ""))
-            if parameter is not None and _keeps(parameter, tensor, kind):
-                self._copied[name] = parameter.data
+            with _Watch(model, new) as watch:
+                model.load_weights([single for name, tensor in new for single in _one_by_one(name, tensor)])
+            self._copies |= watch.learnt()
 
 
-def _is_stacked(name: str) -> bool:
-    return name.rpartition(".experts.")[2] in _PARAMETERS
+class _Watch(TorchDispatchMode):
+    """Sees every operation of a loader, and what it does with the given tensors."""
+
+    def __init__(self, model: Any, tensors: Tensors) -> None:
+        super().__init__()
+        self._tensors = dict(tensors)
+        self._starts, self._names = zip(*sorted((tensor.data_ptr(), name) for name, tensor in tensors), strict=True)
+        kept = (*model.parameters(), *model.buffers())
+        self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept}
+        self._seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._used_otherwise: set[str] = set()
+        self._parameters_read = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if not function.is_view and not self._is_copy(function, arguments):
+            read = tree_leaves((arguments[1:] if function in _WRITES else arguments, keywords))
+            for tensor in read:
+                if isinstance(tensor, torch.Tensor):
+                    self._note_use(tensor)
+        return result
+
+    def learnt(self) -> Mapping[str, tuple[Copy, ...]]:
+        """Copies that put everything where it now is; nothing at all where the loader made something of parameters."""
+        if self._parameters_read:
+            return {}
+        names = [name for name in self._seen if name not in self._used_otherwise]
+        found = {name: _merged(self._tensors[name], self._seen[name]) for name in names}
+        return {name: copies for name, copies in found.items() if self._are_true(name, copies)}
+
+    def _is_copy(self, function: Any, arguments: Any) -> bool:
+        """Whether this copies one of the tensors into a parameter; remembers it then."""
+        if function is not torch.ops.aten.copy_.default:
+            return False
+        target, source = arguments[:2]
+        name = self._name_of(source)
+        if name is None or target.shape != source.shape or not self._is_kept(target):
+            return False
+        self._seen.setdefault(name, []).append((target, source))
+        return True
+
+    def _note_use(self, tensor: torch.Tensor) -> None:
+        name = self._name_of(tensor)
+        if name is not None:
+            self._used_otherwise.add(name)
+        self._parameters_read |= self._is_kept(tensor)
+
+    def _is_kept(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._kept
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        """The tensor among the given ones that this is a part of."""
+        address = tensor.data_ptr()
+        place = bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        name: str = self._names[place]
+        whole = self._tensors[name]
+        inside = address < whole.data_ptr() + whole.nbytes and tensor.device == whole.device
+        return name if inside else None
+
+    def _are_true(self, name: str, copies: Sequence[Copy]) -> bool:
+        tensor = self._tensors[name]
+        return all(torch.equal(copy.target, copy.source(tensor).to(copy.target.dtype)) for copy in copies)
 
 
-def _apart(name: str, stacked: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same experts one by one."""
+def _one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor as SGLang's loaders take it: experts apart, gate and up apart."""
+    if not name.endswith(_STACKED):
+        yield name, tensor
+        return
     root, _, kind = name.rpartition(".")
-    for index, expert in enumerate(stacked):
+    for index, expert in enumerate(tensor):
         if kind == "down_proj":
             yield f"{root}.{index}.down_proj.weight", expert
             continue
@@ -60,10 +135,40 @@ def _apart(name: str, stacked: torch.Tensor) -> Iterator[tuple[str, torch.Tensor
         yield f"{root}.{index}.up_proj.weight", up
 
 
-def _keeps(parameter: torch.Tensor, stacked: torch.Tensor, kind: str) -> bool:
-    """Whether the parameter is the stacked tensor; where gate and up are equal their order cannot be told."""
-    if parameter.shape != stacked.shape or parameter.dtype != stacked.dtype:
-        return False
-    if kind == "gate_up_proj" and torch.equal(*stacked.chunk(2, dim=1)):
-        return False
-    return torch.equal(parameter, stacked)
+def _merged(tensor: torch.Tensor, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Copy, ...]:
+    """Neighbours on both sides become one: all experts of a layer, where the engine keeps them as they come."""
+    runs: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    for pair in copies:
+        if runs and all(_follows(before, after) for before, after in zip(runs[-1][-1], pair, strict=True)):
+            runs[-1].append(pair)
+        else:
+            runs.append([pair])
+    return tuple(_as_copy(tensor, run) for run in runs)
+
+
+def _follows(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return (
+        before.is_contiguous()
+        and after.is_contiguous()
+        and before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
+        and before.data_ptr() + before.nbytes == after.data_ptr()
+    )
+
+
+def _as_copy(tensor: torch.Tensor, run: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copy:
+    target, source = run[0]
+    offset = int(source.storage_offset()) - int(tensor.storage_offset())
+    if len(run) == 1:
+        return Copy(target, offset, tuple(source.shape), tuple(source.stride()))
+    elements = sum(one.numel() for one, _ in run)
+    return Copy(target.as_strided((elements,), (1,), target.storage_offset()), offset, (elements,), (1,))
+
+
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """One launch for many tensors of one data type; those that are converted go one by one."""
+    alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+    if alike:
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+    for target, source in pairs:
+        if target.dtype != source.dtype:
+            target.copy_(source)

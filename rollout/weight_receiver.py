@@ -1,4 +1,4 @@
-"""Receiving weights in a scheduler process, bucket by bucket.
+"""Receiving weights in a scheduler process, bucket by bucket within one request.
 
 Replaces SGLang's own functions: its broadcast makes every tensor and then a second copy of them all just to know the
 bucket's size, it cannot tell what arrived, and it has no way to read buffers that stay open.
@@ -16,6 +16,8 @@ from rlpipe.weights import BUFFERS, WeightGroup, checksum
 from rollout.weight_sources import Broadcast, SharedBuffers, WeightSource
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
+END_OF_BUCKET = ""
+"""Stands between the names of two buckets: SGLang's request has one list of names. A request costs milliseconds."""
 
 
 def install() -> None:
@@ -24,7 +26,7 @@ def install() -> None:
 
     WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
     WeightUpdater.destroy_weights_update_group = leave_group
-    WeightUpdater._update_bucketed_weights_from_distributed = receive_bucket
+    WeightUpdater._update_bucketed_weights_from_distributed = receive_buckets
 
 
 def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
@@ -66,29 +68,44 @@ def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
     return True, ""
 
 
-def receive_bucket(
+def receive_buckets(
     updater: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
 ) -> tuple[bool, str]:
-    """Receives all tensors of a bucket as one flat tensor of their common dtype, and loads them.
+    """Receives the tensors of each bucket as one flat tensor of their common dtype, and loads them.
 
-    Returns whether it worked and a message: the checksum of the received bytes where verification is on, else empty.
-    The checksum is of what arrived, before SGLang's loader puts it into its fused and sharded parameters.
+    Returns whether it worked and a message: the checksums of the received buckets where verification is on, else empty.
+    They are of what arrived, before it is put into SGLang's fused and sharded parameters.
     """
     source: WeightSource = updater._model_update_group[group_name]
-    (dtype,) = {getattr(torch, name) for name in dtypes}
-    sizes = [math.prod(shape) for shape in shapes]
-    try:
-        with source.bucket(sum(sizes), dtype) as flat:
-            pieces = zip(names, flat.split(sizes), shapes, strict=True)
-            source.loader.load(updater.get_model(), [(name, piece.view(shape)) for name, piece, shape in pieces])
-            message = _checksum(flat) if os.environ.get(VERIFY_VARIABLE) == "1" else ""
-    except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-        return _agreed(False, f"{type(error).__name__}: {error}")
-    return _agreed(True, message)
+    verify = os.environ.get(VERIFY_VARIABLE) == "1"
+    checksums: list[str] = []
+    for bucket in split_buckets(names, dtypes, shapes):
+        (dtype,) = {getattr(torch, name) for _, name, _ in bucket}
+        sizes = [math.prod(shape) for _, _, shape in bucket]
+        try:
+            with source.bucket(sum(sizes), dtype) as flat:
+                pieces = zip(bucket, flat.split(sizes), strict=True)
+                source.loader.load(
+                    updater.get_model(), [(name, piece.view(shape)) for (name, _, shape), piece in pieces]
+                )
+                if verify:
+                    checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
+        except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+            return _agreed(False, f"the bucket that starts with {bucket[0][0]!r}: {type(error).__name__}: {error}")
+    return _agreed(True, " ".join(checksums))
 
 
-def _checksum(flat: torch.Tensor) -> str:
-    return checksum(flat.cpu().view(torch.uint8).numpy().data)
+def split_buckets(
+    names: list[str], dtypes: list[str], shapes: list[list[int]]
+) -> list[list[tuple[str, str, list[int]]]]:
+    """(name, dtype, shape) of the tensors of each bucket."""
+    buckets: list[list[tuple[str, str, list[int]]]] = [[]]
+    for tensor in zip(names, dtypes, shapes, strict=True):
+        if tensor[0] == END_OF_BUCKET:
+            buckets.append([])
+        else:
+            buckets[-1].append(tensor)
+    return buckets
 
 
 def _agreed(worked: bool, message: str) -> tuple[bool, str]:
@@ -105,4 +122,4 @@ def _agreed(worked: bool, message: str) -> tuple[bool, str]:
     torch.distributed.all_gather_object(ranks, (worked, message), group=group.cpu_group)
     if not all(one for one, _ in ranks):
         return False, "; ".join(f"rank {rank}: {text}" for rank, (one, text) in enumerate(ranks) if not one)
-    return True, message if len(set(ranks)) == 1 else ",".join(text for _, text in ranks)
+    return True, message if len(set(ranks)) == 1 else "different on each rank: " + "; ".join(text for _, text in ranks)

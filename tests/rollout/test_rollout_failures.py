@@ -1,6 +1,7 @@
 """Engines that cannot start: one sentence each, and nothing left running."""
 
 import socket
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -10,12 +11,20 @@ from rlpipe.errors import ConfigError, ModelError, ResourceError, RlpipeError
 from rollout.pool import RolloutPool
 
 
+def sglang_processes() -> set[int]:
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "sglang" in child.name():
+                found.add(child.pid)
+    return found
+
+
 def start_error(config, folder, logs) -> RlpipeError:
-    before = {child.pid for child in psutil.Process().children(recursive=True) if "sglang" in child.name()}
+    before = sglang_processes()
     with RolloutPool.start(config, str(folder), log_directory=str(logs)) as pool, pytest.raises(RlpipeError) as caught:
         pool.wait_until_ready()
-    after = {child.pid for child in psutil.Process().children(recursive=True) if "sglang" in child.name()}
-    assert after <= before
+    assert sglang_processes() <= before
     assert "\n" not in str(caught.value)
     return caught.value
 

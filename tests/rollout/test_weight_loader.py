@@ -1,4 +1,4 @@
-"""Stacked experts are copied whole only into engines that keep them as they come."""
+"""What SGLang's loader did once is repeated without it, where it only copied; all else goes through it every time."""
 
 import pytest
 import torch
@@ -8,52 +8,146 @@ from rollout.weight_loader import WeightLoader
 ROOT = "model.layers.0.mlp.experts"
 
 
-class Experts(torch.nn.Module):
-    """Three experts as SGLang's loader fills them: gate before up, or up before gate as some of its kernels want it."""
+class Model(torch.nn.Module):
+    """Keeps parameters and remembers which names its loader was asked for."""
 
-    def __init__(self, up_first: bool) -> None:
+    def __init__(self, **parameters: torch.Tensor) -> None:
         super().__init__()
-        self.up_first = up_first
+        for name, tensor in parameters.items():
+            self.register_parameter(name, torch.nn.Parameter(tensor))
         self.loaded: list[str] = []
-        self.w13_weight = torch.nn.Parameter(torch.zeros(3, 4, 5))
-        self.w2_weight = torch.nn.Parameter(torch.zeros(3, 5, 2))
-
-    def named_parameters(self, *_: object, **__: object):
-        return iter({f"{ROOT}.w13_weight": self.w13_weight, f"{ROOT}.w2_weight": self.w2_weight}.items())
 
     def load_weights(self, tensors) -> None:
         for name, tensor in tensors:
             self.loaded.append(name)
-            expert, kind = name.removeprefix(f"{ROOT}.").split(".")[:2]
-            if kind == "down_proj":
-                self.w2_weight[int(expert)] = tensor
-            else:
-                second = (kind == "up_proj") != self.up_first
-                self.w13_weight[int(expert), 2 if second else 0 :][:2] = tensor
+            self.load(name, tensor)
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class Experts(Model):
+    """Three experts as SGLang's loader fills them: gate before up, or up before gate as some of its kernels want it."""
+
+    def __init__(self, up_first: bool) -> None:
+        super().__init__(w13_weight=torch.zeros(3, 4, 5), w2_weight=torch.zeros(3, 5, 2))
+        self.up_first = up_first
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        expert, kind = name.removeprefix(f"{ROOT}.").split(".")[:2]
+        if kind == "down_proj":
+            self.w2_weight[int(expert)] = tensor
+        else:
+            second = (kind == "up_proj") != self.up_first
+            self.w13_weight.data[int(expert)].narrow(0, 2 if second else 0, 2).copy_(tensor)
+
+
+class Shard(Model):
+    """The second half of the rows of q and v, one after the other in a fused parameter of another data type."""
+
+    def __init__(self) -> None:
+        super().__init__(qv=torch.zeros(4, 3, dtype=torch.bfloat16))
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        place = 0 if name == "q" else 2
+        self.qv.data.narrow(0, place, 2).copy_(tensor.chunk(2)[1])
+
+
+class Transforming(Model):
+    """`a` is stored as -exp(a), `b` as it comes, `c` times two."""
+
+    def __init__(self) -> None:
+        super().__init__(a=torch.zeros(3), b=torch.zeros(3), c=torch.zeros(3))
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        if name == "c":
+            tensor = tensor + tensor
+        parameter = getattr(self, name)
+        parameter.data.copy_(-tensor.exp() if name == "a" else tensor)
+
+
+class Deriving(Model):
+    """Computes `twice` of what it has loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(b=torch.zeros(3), twice=torch.zeros(3))
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        self.b.data.copy_(tensor)
+        self.twice.data.copy_(self.b.data * 2)
+
+
+def bucket(**shapes: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
+    """Views of one flat tensor, as they arrive."""
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    pieces = torch.randn(sum(sizes)).split(sizes)
+    return [(name, piece.view(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)]
 
 
 def stacked() -> list[tuple[str, torch.Tensor]]:
-    return [(f"{ROOT}.gate_up_proj", torch.randn(3, 4, 5)), (f"{ROOT}.down_proj", torch.randn(3, 5, 2))]
+    return bucket(**{f"{ROOT}.gate_up_proj": (3, 4, 5), f"{ROOT}.down_proj": (3, 5, 2)})
 
 
 @pytest.mark.parametrize("up_first", [False, True])
 def test_experts_arrive_however_the_engine_keeps_them(up_first):
     model, loader = Experts(up_first), WeightLoader()
-    for _ in range(3):
-        model.loaded.clear()
+    for count in (9, 9, 9):  # all of them by the first update
         tensors = stacked()
         loader.load(model, tensors)
         (_, gate_up), (_, down) = tensors
         gate, up = gate_up.chunk(2, dim=1)
         assert torch.equal(model.w13_weight, torch.cat((up, gate) if up_first else (gate, up), dim=1))
         assert torch.equal(model.w2_weight, down)
-    assert len(model.loaded) == (6 if up_first else 0)
+        assert len(model.loaded) == count
 
 
-def test_equal_halves_teach_nothing_about_their_order():
-    model, loader = Experts(up_first=True), WeightLoader()
-    half = torch.ones(3, 2, 5)
-    loader.load(model, [(f"{ROOT}.gate_up_proj", torch.cat((half, half), dim=1))])
-    gate_up = torch.randn(3, 4, 5)
-    loader.load(model, [(f"{ROOT}.gate_up_proj", gate_up)])
-    assert torch.equal(model.w13_weight, gate_up.roll(2, dims=1))
+def test_stacked_experts_that_are_kept_as_they_come_take_two_copies_in_all():
+    model, loader = Experts(up_first=False), WeightLoader()
+    loader.load(model, stacked())
+    with torch.profiler.profile() as profile:
+        loader.load(model, stacked())
+    assert sum(event.count for event in profile.key_averages() if event.key == "aten::copy_") <= 2
+
+
+def test_parts_go_into_fused_parameters_and_are_converted():
+    model, loader = Shard(), WeightLoader()
+    for _ in range(3):
+        tensors = bucket(q=(4, 3), v=(4, 3))
+        loader.load(model, tensors)
+        wanted = torch.cat([tensor[2:] for _, tensor in tensors]).bfloat16()
+        assert torch.equal(model.qv, wanted)
+    assert model.loaded == ["q", "v"]
+
+
+def test_tensors_that_are_computed_with_go_through_the_loader_every_time():
+    model, loader = Transforming(), WeightLoader()
+    for _ in range(3):
+        tensors = bucket(a=(3,), b=(3,), c=(3,))
+        loader.load(model, tensors)
+        values = dict(tensors)
+        assert torch.equal(model.a, -values["a"].exp())
+        assert torch.equal(model.b, values["b"])
+        assert torch.equal(model.c, 2 * values["c"])
+    assert model.loaded == ["a", "b", "c", "a", "c", "a", "c"]
+
+
+def test_where_something_is_made_of_parameters_nothing_is_repeated():
+    model, loader = Deriving(), WeightLoader()
+    for _ in range(3):
+        ((_, values),) = tensors = bucket(b=(3,))
+        loader.load(model, tensors)
+        assert torch.equal(model.twice, 2 * values)
+    assert model.loaded == ["b"] * 3
+
+
+def test_a_tensor_that_its_parameter_does_not_hold_afterwards_is_not_repeated():
+    class Overwriting(Transforming):
+        def load(self, name: str, tensor: torch.Tensor) -> None:
+            self.b.data.copy_(tensor)
+            self.b.data.zero_()
+
+    model, loader = Overwriting(), WeightLoader()
+    for _ in range(2):
+        loader.load(model, bucket(b=(3,)))
+        assert not model.b.any()
+    assert model.loaded == ["b", "b"]
