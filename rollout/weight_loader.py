@@ -1,9 +1,9 @@
-"""Loads tensors into the engine's model; SGLang's loader is asked only once for each.
+"""Loads tensors into the engine's model; SGLang's loader is asked only once for most of them.
 
-It takes experts one by one and costs tens of microseconds a tensor, far more than copying the bytes. What it does with
-a tensor is nearly always to copy it, or this rank's part of it, into parameters: these copies are watched the first
-time, and later repeated for a whole bucket in a few launches. A tensor that is used in any other way goes through the
-loader every time.
+It takes experts one by one and costs tens of microseconds a tensor and milliseconds a call, far more than copying the
+bytes. What it does with a tensor is nearly always to copy it, or this rank's part of it, into parameters: these copies
+are watched the first time, and later repeated for a whole bucket in a few launches. A tensor goes through the loader
+every time if it is used in any other way, or if something is made of the parameters that it is copied into.
 """
 
 from bisect import bisect_right
@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 _STACKED = (".experts.gate_up_proj", ".experts.down_proj")
 _WRITES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
 
+_SMALL_BYTES = 2**20
+
 Tensors = Sequence[tuple[str, torch.Tensor]]
 
 
@@ -30,6 +32,11 @@ class Copy:
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @property
+    def parameter(self) -> int:
+        """Address of the memory that `target` is a part of."""
+        return self.target.untyped_storage().data_ptr()
+
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
@@ -39,23 +46,59 @@ class WeightLoader:
 
     def __init__(self) -> None:
         self._copies: dict[str, tuple[Copy, ...]] = {}
+        self._seen: set[str] = set()
+        self._read: set[int] = set()
+        self._postponed: list[tuple[str, torch.Tensor]] = []
 
     @torch.no_grad()
     def load(self, model: Any, tensors: Tensors) -> None:
-        """tensors: contiguous, by Hugging Face name; a layer's experts one by one, or stacked as
-        [experts, rows, columns]."""
-        known = [(name, tensor) for name, tensor in tensors if name in self._copies]
-        if known:
-            _copy_all([(copy.target, copy.source(tensor)) for name, tensor in known for copy in self._copies[name]])
-        new = [(name, tensor) for name, tensor in tensors if name not in self._copies]
+        """The tensors of a bucket; small ones may wait for `finish`.
+
+        tensors: contiguous, by Hugging Face name; a layer's experts one by one, or stacked as
+        [experts, rows, columns].
+        """
+        pairs, by_loader, new = [], [], []
+        for name, tensor in tensors:
+            if name in self._copies:
+                pairs += [(copy.target, copy.source(tensor)) for copy in self._copies[name]]
+            elif name not in self._seen:
+                new.append((name, tensor))
+            elif tensor.nbytes <= _SMALL_BYTES:
+                self._postponed.append((name, tensor.clone()))
+            else:
+                by_loader.append((name, tensor))
+        _copy_all(pairs)
+        _load(model, by_loader)
         if new:
-            with _Watch(model, new) as watch:
-                model.load_weights([single for name, tensor in new for single in _one_by_one(name, tensor)])
-            self._copies |= watch.learnt()
+            self._learn(model, new)
+
+    @torch.no_grad()
+    def finish(self, model: Any) -> None:
+        """Call after the last bucket."""
+        _load(model, self._postponed)
+        self._postponed = []
+
+    def _learn(self, model: Any, tensors: Tensors) -> None:
+        with _Watch(model, tensors) as watch:
+            _load(model, tensors)
+        self._seen.update(name for name, _ in tensors)
+        self._read |= watch.read
+        found = self._copies | watch.learnt()
+        self._copies = {
+            name: copies for name, copies in found.items() if not any(copy.parameter in self._read for copy in copies)
+        }
+
+
+def _load(model: Any, tensors: Tensors) -> None:
+    if tensors:
+        model.load_weights([single for name, tensor in tensors for single in _one_by_one(name, tensor)])
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of a loader, and what it does with the given tensors."""
+    """Sees every operation of a loader, and what it does with the given tensors.
+
+    read: addresses of the parameters that something was made of.
+    """
 
     def __init__(self, model: Any, tensors: Tensors) -> None:
         super().__init__()
@@ -65,7 +108,7 @@ class _Watch(TorchDispatchMode):
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept}
         self._seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._used_otherwise: set[str] = set()
-        self._parameters_read = False
+        self.read: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
@@ -77,9 +120,7 @@ class _Watch(TorchDispatchMode):
         return result
 
     def learnt(self) -> Mapping[str, tuple[Copy, ...]]:
-        """Copies that put everything where it now is; nothing at all where the loader made something of parameters."""
-        if self._parameters_read:
-            return {}
+        """Of each tensor that was only copied: copies that put everything where it now is."""
         names = [name for name in self._seen if name not in self._used_otherwise]
         found = {name: _merged(self._tensors[name], self._seen[name]) for name in names}
         return {name: copies for name, copies in found.items() if self._are_true(name, copies)}
@@ -99,7 +140,8 @@ class _Watch(TorchDispatchMode):
         name = self._name_of(tensor)
         if name is not None:
             self._used_otherwise.add(name)
-        self._parameters_read |= self._is_kept(tensor)
+        if self._is_kept(tensor):
+            self.read.add(tensor.untyped_storage().data_ptr())
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._kept

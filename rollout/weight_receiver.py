@@ -92,6 +92,10 @@ def receive_buckets(
                     checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
             return _agreed(False, f"the bucket that starts with {bucket[0][0]!r}: {type(error).__name__}: {error}")
+    try:
+        source.loader.finish(updater.get_model())
+    except Exception as error:
+        return _agreed(False, f"small tensors: {type(error).__name__}: {error}")
     return _agreed(True, " ".join(checksums))
 
 

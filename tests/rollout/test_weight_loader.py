@@ -67,14 +67,18 @@ class Transforming(Model):
 
 
 class Deriving(Model):
-    """Computes `twice` of what it has loaded."""
+    """Computes `twice` of `b` after every call of the loader, whatever it has loaded."""
 
     def __init__(self) -> None:
-        super().__init__(b=torch.zeros(3), twice=torch.zeros(3))
+        super().__init__(b=torch.zeros(3), c=torch.zeros(3))
+        self.register_buffer("twice", torch.zeros(3))
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
-        self.b.data.copy_(tensor)
-        self.twice.data.copy_(self.b.data * 2)
+        getattr(self, name).data.copy_(tensor)
+
+    def load_weights(self, tensors) -> None:
+        super().load_weights(tensors)
+        torch.mul(self.b.data, 2, out=self.twice)
 
 
 def bucket(**shapes: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
@@ -124,6 +128,7 @@ def test_tensors_that_are_computed_with_go_through_the_loader_every_time():
     for _ in range(3):
         tensors = bucket(a=(3,), b=(3,), c=(3,))
         loader.load(model, tensors)
+        loader.finish(model)
         values = dict(tensors)
         assert torch.equal(model.a, -values["a"].exp())
         assert torch.equal(model.b, values["b"])
@@ -131,13 +136,29 @@ def test_tensors_that_are_computed_with_go_through_the_loader_every_time():
     assert model.loaded == ["a", "b", "c", "a", "c", "a", "c"]
 
 
-def test_where_something_is_made_of_parameters_nothing_is_repeated():
+def test_parameters_that_something_is_made_of_are_always_loaded_by_the_loader():
+    """Also when that is seen only while another bucket is loaded."""
     model, loader = Deriving(), WeightLoader()
-    for _ in range(3):
-        ((_, values),) = tensors = bucket(b=(3,))
-        loader.load(model, tensors)
-        assert torch.equal(model.twice, 2 * values)
-    assert model.loaded == ["b"] * 3
+    for order in ("bc", "cb", "bc"):
+        buckets = [bucket(**{name: (3,)}) for name in order]
+        for tensors in buckets:
+            loader.load(model, tensors)
+        loader.finish(model)
+        values = dict(pair for tensors in buckets for pair in tensors)
+        assert torch.equal(model.c, values["c"])
+        assert torch.equal(model.twice, 2 * values["b"])
+    assert model.loaded == ["b", "c", "b", "b"]
+
+
+def test_what_waits_for_the_end_outlives_its_bucket():
+    model, loader = Deriving(), WeightLoader()
+    loader.load(model, bucket(b=(3,)))
+    ((_, values),) = tensors = bucket(b=(3,))
+    wanted = values.clone()
+    loader.load(model, tensors)
+    values.zero_()
+    loader.finish(model)
+    assert torch.equal(model.twice, 2 * wanted)
 
 
 def test_a_tensor_that_its_parameter_does_not_hold_afterwards_is_not_repeated():
@@ -149,5 +170,6 @@ def test_a_tensor_that_its_parameter_does_not_hold_afterwards_is_not_repeated():
     model, loader = Overwriting(), WeightLoader()
     for _ in range(2):
         loader.load(model, bucket(b=(3,)))
+        loader.finish(model)
         assert not model.b.any()
     assert model.loaded == ["b", "b"]
