@@ -14,20 +14,35 @@ pytestmark = pytest.mark.skipif(
 MODELS = {model.name: model for model in (DENSE, GDN_MOE)}
 LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}, "gdn_backend": "torch"}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "tp2_sp": {"tensor": 2, "sequence": True},
+TP2SP = {"tensor": 2, "sequence": True}
+TWO: dict[str, dict[str, Any]] = {
+    "tp2_sp": TP2SP,
     "pp2": {"pipeline": 2},
     "cp2": {"context": 2},
     "dp2": {},
     "ep2": {"expert": 2},
 }
-CASES = [(model, layout) for layout in LAYOUTS for model in MODELS if layout != "ep2" or model == "gdn_moe"]
+FOUR: dict[str, dict[str, Any]] = {
+    "tp2_sp_pp2": TP2SP | {"pipeline": 2},
+    "tp2_sp_cp2": TP2SP | {"context": 2},
+    "cp2_pp2": {"context": 2, "pipeline": 2},
+    "tp2_sp_ep4": TP2SP | {"expert": 4},
+    "cp2_ep4": {"context": 2, "expert": 4},
+}
+
+
+def _cases(layouts: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(model, name) for name, layout in layouts.items() for model in MODELS if _suits(model, layout)]
+
+
+def _suits(model: str, layout: dict[str, Any]) -> bool:
+    return model == "gdn_moe" or "expert" not in layout
 
 
 def _run(processes: int, layouts: dict[str, dict[str, Any]], paths: dict[str, Any]) -> dict[tuple[str, str], Any]:
     packs = [[make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]] * 3
     work = {
-        name: (OPTIMIZER | {"parallel": parallel}, {m: paths[m] for m in MODELS if (m, name) in CASES or name == "1"})
+        name: (OPTIMIZER | {"parallel": parallel}, {m: paths[m] for m in MODELS if _suits(m, parallel)})
         for name, parallel in layouts.items()
     }
     answers = run_processes(processes, in_worker, ("train_layouts", work, packs))
@@ -35,18 +50,40 @@ def _run(processes: int, layouts: dict[str, dict[str, Any]], paths: dict[str, An
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
-    paths = {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
-    return _run(1, {"1": {}}, paths), _run(2, LAYOUTS, paths)
+    return {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
 
 
-@pytest.mark.parametrize(("model", "layout"), CASES)
-def test_two_gpus_train_as_one(results, model, layout):
-    single, two = results
-    reference, answers = single[model, "1"][0], two[model, layout]
+@pytest.fixture(scope="module")
+def single(paths):
+    return _run(1, {"1": {}}, paths)
+
+
+@pytest.fixture(scope="module")
+def two(paths):
+    return _run(2, TWO, paths)
+
+
+@pytest.fixture(scope="module")
+def four(paths):
+    return _run(4, FOUR, paths)
+
+
+@pytest.mark.parametrize(("model", "layout"), _cases(TWO))
+def test_two_gpus_train_as_one(two, single, model, layout):
+    _assert_equal(two[model, layout], single[model, "1"][0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason=f"needs 4 GPUs, there are {torch.cuda.device_count()}")
+@pytest.mark.parametrize(("model", "layout"), _cases(FOUR))
+def test_four_gpus_train_as_one(four, single, model, layout):
+    _assert_equal(four[model, layout], single[model, "1"][0])
+
+
+def _assert_equal(answers: list[Any], reference: Any) -> None:
     for answer in (reference, *answers):
         assert not isinstance(answer, str), answer
-    for (loss, norm), (wanted_loss, wanted_norm) in zip(answers[-1], reference, strict=True):
+    for (norm, loss, _), (wanted_norm, wanted_loss, _) in zip(answers[-1], reference, strict=True):
         assert loss == pytest.approx(wanted_loss, rel=1e-3)
         assert norm == pytest.approx(wanted_norm, rel=5e-3)
