@@ -197,6 +197,7 @@ class Engine:
             self._alive()
             self._check_holds("receiving weights", "weights")
             begin = time.perf_counter()
+            await self._wait_until_idle()
             message = await self._receive_buckets(plan, version, group_name)
             self._version = version
         self._usage.note_span("weight_sync", begin)
@@ -353,7 +354,7 @@ class Engine:
             shapes=[shape for _, _, shape in rows],
             group_name=group_name,
             load_format="flattened_bucket",
-            flush_cache=True,
+            flush_cache=False,  # it is empty, see _wait_until_idle
             weight_version=str(version),
         )
         loaded, message = await self._call(
@@ -389,13 +390,14 @@ class Engine:
                 )
 
     async def _wait_until_idle(self) -> None:
-        """SGLang asserts that it is idle when memory goes, which it is a moment after its last answer."""
+        """SGLang asserts that it is idle when memory goes, which it is a moment after its last answer. Empties its
+        cache."""
         end = time.perf_counter() + _IDLE_SECONDS
         while not (await self._call(self._sglang.tokenizer_manager.flush_cache())).success:
             if time.perf_counter() > end:
                 raise RolloutError(
                     f"engine {self._setup.index} is still busy {_IDLE_SECONDS:g} seconds after its last answer, so its "
-                    f"memory cannot be freed; see {self._setup.log_path}"
+                    f"cache cannot be emptied; see {self._setup.log_path}"
                 )
             await asyncio.sleep(_IDLE_POLL_SECONDS)
 

@@ -48,7 +48,7 @@ def test_given_routes_train_alike_in_every_layout(paths):
         assert single[model, "1"][0][0] != pytest.approx(unrouted[model, "1"][0][0], abs=1e-4)
         for layout in LAYOUTS:
             for found, wanted in zip(several[model, layout], single[model, "1"], strict=True):
-                assert found == pytest.approx(wanted, rel=3e-4, abs=3e-5)
+                assert found == pytest.approx(wanted, rel=3e-4, abs=3e-5, nan_ok=True)
 
 
 def test_the_routers_own_choices_replayed_change_nothing(paths):
