@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked_command import run_forked
 
 _PROJECT = Path(__file__).parents[2]
 _GSM8K = (_PROJECT / "../shared/data/gsm8k").resolve()
@@ -88,10 +89,10 @@ def _data(folder: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_bad_input_is_one_sentence(good, case):
+def test_bad_input_is_one_sentence(good, case, tmp_path):
     arrange, expected = _CASES[case]
     config, arguments = arrange(good)
-    result = _train(config, *arguments)
+    result = run_forked(tmp_path, "train", str(config), *arguments)
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
     assert "Traceback" not in result.stderr + result.stdout
