@@ -28,6 +28,7 @@ def fail_first(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> list
             raise errors.pop(0)
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # other tests of this process may have a cluster
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "NodeManagerAddress": "here"}])
     return calls
 
