@@ -22,11 +22,19 @@ END_OF_BUCKET = ""
 
 def install() -> None:
     """Call once, before the scheduler starts."""
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
     WeightUpdater.destroy_weights_update_group = leave_group
     WeightUpdater._update_bucketed_weights_from_distributed = receive_buckets
+    Scheduler.flush_cache = _keeping_the_allocator(Scheduler.flush_cache)
+
+
+def _keeping_the_allocator(flush_cache: Callable[[Any, bool], bool]) -> Callable[..., bool]:
+    """An engine is emptied before every update; to give memory to the system then, as SGLang does by default, costs a
+    third of a second on a CPU (a garbage collection), and on a GPU what is taken again at once."""
+    return lambda scheduler, empty_cache=False: flush_cache(scheduler, empty_cache)
 
 
 def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
