@@ -50,6 +50,7 @@ class JitWatch:
         settings = JitSettings.of(jit)
         self._rules = AlarmRules(settings.warmup_steps, settings.recompiles_limit)
         self._taken = 0
+        self._iteration = 0
         self._running = 0
         self._write = stall_log(f"engine-{engine}", log_path.parent)
         self._watchdog = Watchdog(
@@ -60,7 +61,7 @@ class JitWatch:
     def begin(self, requests: int) -> None:
         """So many requests begin to run."""
         if self._running == 0:
-            self._watchdog.begin(self._taken, "generate")
+            self._watchdog.begin(self._iteration, "generate")
         self._running += requests
 
     def end(self, requests: int) -> None:
@@ -74,10 +75,11 @@ class JitWatch:
         stalls, compiler_seconds = self._watchdog.drain()
         alarms = self._rules.judge(self._taken, iteration, events, compiler_seconds)
         self._taken += 1
+        self._iteration = iteration + 1
         if self._taken == 1 or self._running:  # a stretch that has not ended is cut here
             self._watchdog.end()
         if self._running:
-            self._watchdog.begin(self._taken, "generate")
+            self._watchdog.begin(self._iteration, "generate")
         return JitReport(iteration, self._engine, events, alarms, stalls, compiler_seconds, role="engine")
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ bucket's size, it cannot tell what arrived, and it has no way to read buffers th
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,19 +23,23 @@ END_OF_BUCKET = ""
 
 def install() -> None:
     """Call once, before the scheduler starts."""
-    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.flush_wrapper import SchedulerFlushWrapper
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
     WeightUpdater.destroy_weights_update_group = leave_group
     WeightUpdater._update_bucketed_weights_from_distributed = receive_buckets
-    Scheduler.flush_cache = _keeping_the_allocator(Scheduler.flush_cache)
+    SchedulerFlushWrapper.__init__ = _keeping_the_allocator(SchedulerFlushWrapper.__init__)
 
 
-def _keeping_the_allocator(flush_cache: Callable[[Any, bool], bool]) -> Callable[..., bool]:
-    """An engine is emptied before every update; to give memory to the system then, as SGLang does by default, costs a
-    third of a second on a CPU (a garbage collection), and on a GPU what is taken again at once."""
-    return lambda scheduler, empty_cache=False: flush_cache(scheduler, empty_cache)
+def _keeping_the_allocator(make: Callable[..., None]) -> Callable[..., None]:
+    """Requests to empty the cache come before every update; to empty the allocator then too, as SGLang does, costs a
+    garbage collection on a CPU and on a GPU memory that is taken again at once. Going to sleep still empties it."""
+
+    def make_wrapper(wrapper: Any, *, flush_cache: Callable[..., bool], **others: Any) -> None:
+        make(wrapper, flush_cache=partial(flush_cache, empty_cache=False), **others)
+
+    return make_wrapper
 
 
 def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
