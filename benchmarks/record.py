@@ -86,12 +86,18 @@ def main() -> None:
 
 
 def run(name: str) -> Result:
-    """Run `benchmarks/NAME.py` without arguments. Raises CalledProcessError when it fails."""
-    done = subprocess.run(
-        [sys.executable, f"benchmarks/{name}.py"], cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True
-    )
+    """Run `benchmarks/NAME.py` without arguments, and show its lines as they come. Raises CalledProcessError when it
+    fails."""
+    command = [sys.executable, f"benchmarks/{name}.py"]
+    output = ""
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as benchmark:
+        for line in benchmark.stdout or ():
+            print(line, end="", flush=True)
+            output += line
+    if benchmark.returncode:
+        raise subprocess.CalledProcessError(benchmark.returncode, command)
     date = datetime.now(UTC).date().isoformat()
-    return Result(name, f"python benchmarks/{name}.py", date, host(), versions(), done.stdout.strip())
+    return Result(name, f"python benchmarks/{name}.py", date, host(), versions(), output.strip())
 
 
 def host() -> str:

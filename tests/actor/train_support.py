@@ -1,9 +1,11 @@
 """What the tests of the training half share: tiny policies, packs, and processes that run many cases each."""
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
 import pickle
+import signal
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,12 +109,15 @@ def run_processes(
         for process in processes:
             process.join(10 if len(results) == count else 0)
             if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)  # its stacks tell what it waited for
+                process.join(1)
                 process.kill()
     return [results[rank] for rank in range(count)]
 
 
 def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    faulthandler.register(signal.SIGUSR1)
     _show_one_gpu(rank)
     try:
         import torch

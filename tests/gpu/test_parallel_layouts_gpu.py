@@ -49,6 +49,15 @@ def _run(processes: int, layouts: dict[str, dict[str, Any]], paths: dict[str, An
     return {case: [answer[case] for (answer,) in answers] for case in answers[0][0]}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def uncompiled():
+    """Each layout has element-wise functions of other shapes, and they take minutes to compile; that they compute the
+    same is tested by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
