@@ -19,7 +19,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
 PAGE = PROJECT / "docs" / "performance.md"
-PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl")
+PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "flash-linear-attention")
 
 BENCHMARKS = {
     "cpu_step": (

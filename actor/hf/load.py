@@ -49,7 +49,7 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
         for position, (entry, param) in enumerate(mine):
             if entry.copy_of is None:
                 _load_parameter(files, entry, param, position)
-        _copy_tied(mine)
+        _copy_tied(entries, mine)
         return LoadReport(files.bytes_read, len(mine), time.monotonic() - started, unused)
 
 
@@ -83,18 +83,15 @@ def _load_parameter(files: HfCheckpoint, entry: Entry, param: torch.nn.Parameter
 
 
 @torch.no_grad()
-def _copy_tied(mine: list[tuple[Entry, torch.nn.Parameter]]) -> None:
+def _copy_tied(entries: list[Entry], mine: list[tuple[Entry, torch.nn.Parameter]]) -> None:
     """The last stage's copy of a tied embedding comes from the first stage, not from the files again."""
-    copies = [param for entry, param in mine if entry.copy_of is not None]
-    embeddings = [param for entry, param in mine if entry.layer == "first"]
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1 or not (
-        parallel_state.is_rank_in_embedding_group(ignore_virtual=True)
+    if (
+        all(entry.copy_of is None for entry in entries)
+        or parallel_state.get_pipeline_model_parallel_world_size() == 1
+        or not parallel_state.is_rank_in_embedding_group(ignore_virtual=True)
     ):
         return
+    copies = [param for entry, param in mine if entry.copy_of is not None]
+    embeddings = [param for entry, param in mine if entry.layer == "first"]
     group = parallel_state.get_embedding_group()
-    has_copy = torch.tensor([len(copies)], device=(copies or embeddings)[0].device if copies or embeddings else None)
-    dist.all_reduce(has_copy, group=group)
-    if int(has_copy) == 0:
-        return
-    source = dist.get_global_rank(group, 0)
-    dist.broadcast((embeddings or copies)[0].data, source, group=group)
+    dist.broadcast((embeddings or copies)[0].data, dist.get_global_rank(group, 0), group=group)

@@ -53,6 +53,7 @@ def _each_layout(
             try:
                 results[model, layout] = work((model, layout), path, actor)
             except Exception:
+                traceback.print_exc()  # now, because the other processes may wait for this one for ever
                 results[model, layout] = traceback.format_exc()
         parallel_state.destroy_model_parallel()
     return results
