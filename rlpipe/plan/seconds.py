@@ -21,7 +21,8 @@ _CPU_BYTES_PER_SECOND = 1e10  # of one core, for what is bound by memory
 _NODE_BYTES_PER_SECOND = 3e11
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _GLOO_BYTES_PER_SECOND = 2e9
-_SHARED_BYTES_PER_SECOND = 4.7e10  # through buffers in one GPU's memory (benchmarks/weight_sync.py on an H200)
+_SHARED_BYTES_PER_SECOND = 4.2e11  # through buffers in one GPU's memory (benchmarks/weight_sync.py on an H200)
+_LINK_SHARE = 0.68  # of the link between two GPUs, which separate engines reach (the same benchmark)
 _PARAMETER_BYTES = 2
 
 
@@ -130,4 +131,4 @@ def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float
     speed = network.gpu_to_gpu_gigabytes_per_second
     if cluster.nodes > 1:
         speed = min(speed, network.node_to_node_gigabytes_per_second / cluster.node.gpus)
-    return size / (speed * 1e9)
+    return size / (speed * _LINK_SHARE * 1e9)
