@@ -15,12 +15,14 @@ _DIRECTORIES = {
     "flashinfer": "FLASHINFER_WORKSPACE_BASE",
     "deep_gemm": "DG_JIT_CACHE_DIR",
     "sglang_deep_gemm": "SGLANG_DG_CACHE_DIR",
+    "tvm_ffi": "TVM_FFI_CACHE_DIR",
 }
 
 # Triton keeps the winners of its tuning on disk, so ranks and restarts choose alike; FlashAttention-4 keeps kernels.
 _SWITCHES = {"TRITON_CACHE_AUTOTUNING": "1", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 
 _COMPILED_BY = (
+    "apache-tvm-ffi",
     "deep-gemm",
     "fla-core",
     "flash-attn-4",

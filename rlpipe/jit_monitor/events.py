@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class JitEvent:
     """One compilation, cache load, tuning run or first use of a communicator.
 
-    kind: `triton`, `triton_autotune`, `dynamo`, `tilelang`, `cute_dsl`, `flashinfer` or `communicator`.
+    kind: `triton`, `triton_autotune`, `dynamo`, `tilelang`, `cute_dsl`, `flashinfer`, `tvm_ffi` or `communicator`.
     name: the kernel, function or group. key: what distinguishes its variants, as far as the compiler tells.
     seconds: of this event alone; events inside it have their own. compiled: machine code was made, not loaded.
     within: kind of the event around it, empty at the top. phase, step: what the worker was doing.

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -154,6 +155,21 @@ def test_flashinfer_builds_only_what_is_missing(monitor, stand_ins):
     spec.build(False, need_lock=False)
     events = monitor.drain().events
     assert [(event.name, event.compiled) for event in events] == [("prefill_bf16", True), ("prefill_bf16", False)]
+
+
+@pytest.mark.skipif(not (shutil.which("ninja") and shutil.which("c++")), reason="needs ninja and a C++ compiler")
+def test_tvm_ffi_builds_only_what_is_missing(monitor, tmp_path, monkeypatch):
+    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path))
+    extension = importlib.import_module("tvm_ffi.cpp.extension")
+    for _ in range(2):
+        module = extension.load_inline("add_one", cpp_sources="int one(int x) { return x + 1; }", functions=["one"])
+        assert module.one(3) == 4
+    (folder,) = tmp_path.iterdir()
+    events = monitor.drain().events
+    assert [(event.kind, event.name, event.compiled) for event in events] == [
+        ("tvm_ffi", folder.name, True),
+        ("tvm_ffi", folder.name, False),
+    ]
 
 
 def test_uninstalling_gives_the_methods_back(stand_ins):

@@ -293,7 +293,7 @@ def test_cache_directories_are_separate_and_the_user_s_own_stay(tmp_path):
     assert variables["TILELANG_CACHE_DIR"] == str(tmp_path / "image-h200" / "tilelang")
     assert variables["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
     directories = [value for name, value in variables.items() if name.endswith(("_DIR", "_BASE"))]
-    assert len(directories) == len(set(directories)) == 7
+    assert len(directories) == len(set(directories)) == 8
 
 
 @pytest.mark.parametrize("installed_version", ["4.0.0b28", "4.0.0b30", "4.0.0", "4.1.0"])

@@ -16,6 +16,7 @@ Hooks = tuple[tuple[str, Attach], ...]
 
 def all_hooks() -> Hooks:
     """Every hook that there is."""
-    from rlpipe.jit_monitor.hooks import cute_dsl, dynamo, flashinfer, tilelang, triton
+    from rlpipe.jit_monitor.hooks import cute_dsl, dynamo, flashinfer, tilelang, triton, tvm_ffi
 
-    return (*triton.HOOKS, *dynamo.HOOKS, *tilelang.HOOKS, *cute_dsl.HOOKS, *flashinfer.HOOKS)
+    compilers = (triton, dynamo, tilelang, cute_dsl, flashinfer, tvm_ffi)
+    return tuple(hook for compiler in compilers for hook in compiler.HOOKS)

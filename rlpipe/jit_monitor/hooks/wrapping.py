@@ -1,19 +1,20 @@
-"""Wrapping a method of a class that offers no hook of its own."""
+"""Wrapping a method of a class, or a function of a module, that offers no hook of its own."""
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 Around = Callable[..., Any]
 
 
-def wrap_method(owner: type, name: str, around: Around) -> Callable[[], None]:
-    """Make `owner.name(self, ...)` call `around(original, self, ...)`; returns how to undo it.
+def wrap_method(owner: type | ModuleType, name: str, around: Around) -> Callable[[], None]:
+    """Make `owner.name(...)` call `around(original, ...)`, with `self` first for a method; returns how to undo it.
 
-    AttributeError if the class has no such method of its own.
+    AttributeError if the class or module has no such name of its own.
     """
     if name not in vars(owner):
-        raise AttributeError(f"{owner.__qualname__} has no method {name} of its own")
+        raise AttributeError(f"{owner.__name__} has no {name} of its own")
     original = vars(owner)[name]
 
     @functools.wraps(original)
