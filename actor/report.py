@@ -78,13 +78,15 @@ class RankUsage:
     part_seconds: `forward`, `backward`, `optimizer`, `train` (the rest of a training call), `ref_logprob`,
         `old_logprob`, `weight_sync`, `checkpoint`, each without its exchanges between processes, and those as
         `train_exchange`, `ref_logprob_exchange` and so on. They do not overlap.
-    spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU. jit: what compiled.
+    spans: the same stretch by stretch, where a trace is wanted. device_name: empty for a CPU. gdn_backend: what Gated
+        DeltaNet layers run on, empty without such layers. jit: what compiled.
     metrics: of this rank alone, to be reduced over ranks as the metric dictionary says.
     """
 
     rank: int
     host: str
     device_name: str
+    gdn_backend: str
     part_seconds: dict[str, float]
     spans: tuple[Span, ...]
     jit: JitReport

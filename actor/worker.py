@@ -17,7 +17,7 @@ from actor.device import device_name, synchronize
 from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
 from actor.layers.attention import check_flash_attention
-from actor.layers.gdn_backend import choose_gdn_backend
+from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
 from actor.models.build import read_model
 from actor.optimizer_fixes import install_optimizer_fixes
 from actor.pipeline_fixes import install_pipeline_fixes
@@ -43,6 +43,7 @@ class ActorWorker:
         self._config = config
         self._rank = rank
         self._store: Any = None
+        self._gdn: GdnChoice | None = None
         self._iteration = 0
         self._monitor = JitMonitor.install(
             JitSettings.of(config.jit), rank, on_stall=stall_log(f"actor-{rank}", log_directory)
@@ -74,7 +75,7 @@ class ActorWorker:
         """
         actor = self._config.actor
         check_flash_attention()
-        notes = gdn_notes(self._config)
+        self._gdn = choose_gdn(self._config)
         if self._store is None:
             self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
@@ -84,7 +85,7 @@ class ActorWorker:
         self._sender = WeightSender(
             self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
         )
-        return notes
+        return () if self._gdn is None else (self._gdn.note,)
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
@@ -151,7 +152,16 @@ class ActorWorker:
         report = self._monitor.drain()
         self._clock.keep_spans = keep_spans
         self._iteration = self._monitor.recorder.step = next_iteration
-        return RankUsage(self._rank, socket.gethostname(), device_name(), seconds, spans, report, self._guard.take())
+        return RankUsage(
+            rank=self._rank,
+            host=socket.gethostname(),
+            device_name=device_name(),
+            gdn_backend=self._gdn.backend if self._gdn else "",
+            part_seconds=seconds,
+            spans=spans,
+            jit=report,
+            metrics=self._guard.take(),
+        )
 
     def stop(self) -> None:
         """Finish a running save and leave all groups."""
@@ -167,10 +177,10 @@ class ActorWorker:
         return max(deadlines.start_seconds, deadlines.train_seconds, deadlines.checkpoint_seconds)
 
 
-def gdn_notes(config: Config) -> tuple[str, ...]:
-    """What Gated DeltaNet layers run on; empty without such layers. Raises an RlpipeError where they cannot run."""
+def choose_gdn(config: Config) -> GdnChoice | None:
+    """What Gated DeltaNet layers run on; None without such layers. Raises an RlpipeError where they cannot run."""
     sizes = read_model(config.model.path).gated_delta_net
-    return () if sizes is None else (choose_gdn_backend(config.actor.gdn_backend, sizes, config.actor.dtype).note,)
+    return None if sizes is None else choose_gdn_backend(config.actor.gdn_backend, sizes, config.actor.dtype)
 
 
 def trainer_options(config: Config) -> TrainerOptions:

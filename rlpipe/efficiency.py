@@ -79,7 +79,12 @@ def training_metrics(
     peak = peak_bf16_tflops(device, config.actor.peak_tflops) if device or config.actor.peak_tflops else None
     if peak is None:
         return metrics
-    executed = executed_flops(shape, config, packs, on_gpu=bool(device), saved_token_flops=saved_token_flops)
+    kernels = KernelWork(
+        flash_attention=bool(device),
+        delta_rule_chunk_tokens=_CHUNK_TOKENS if usages[0].gdn_backend in ("fla", "flashqla") else None,
+        head_recompute=True,
+    )
+    executed = executed_flops(shape, config, packs, kernels, saved_token_flops)
     without_jit = max(1e-9, seconds - slowest_seconds([usage.jit for usage in usages], _CALL_PHASES))
     rates = {
         "perf/actor_train_mfu": utilization(trained, seconds, processes, peak),
@@ -97,16 +102,10 @@ def rollout_rate_per_gpu(record: IterationRecord, config: Config) -> dict[str, f
 
 
 def executed_flops(
-    shape: ModelShape, config: Config, packs: TrainingPacks, *, on_gpu: bool, saved_token_flops: int
+    shape: ModelShape, config: Config, packs: TrainingPacks, kernels: KernelWork, saved_token_flops: int
 ) -> int:
-    """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice.
-
-    The head computes its logits again in the backward pass on every device; FlashAttention and the chunked delta rule
-    of the GPU kernels do as their authors describe.
-    """
+    """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice."""
     recompute = config.actor.recompute
-    backend = config.actor.gdn_backend
-    chunked = on_gpu and backend != "torch"
     lengths = [
         int(length)
         for rank in packs.ranks
@@ -118,11 +117,7 @@ def executed_flops(
         shape,
         lengths,
         Recompute(recompute.granularity, frozenset(recompute.modules)),
-        KernelWork(
-            flash_attention=on_gpu,
-            delta_rule_chunk_tokens=_CHUNK_TOKENS if chunked else None,
-            head_recompute=True,
-        ),
+        kernels,
         include_mtp=config.actor.train_mtp,
     )
     return flops - saved_token_flops * sum(lengths)

@@ -71,7 +71,7 @@ def test_parts_add_up_to_the_training_call(planted):
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
 def test_a_planted_sleep_shows_in_its_part_and_names_the_slow_rank(planted, part):
     usages = [
-        RankUsage(rank, f"node-{rank}", "", found[part][1], (), JitReport(1, rank, ()))
+        RankUsage(rank, f"node-{rank}", "", "", found[part][1], (), JitReport(1, rank, ()))
         for rank, found in enumerate(planted)
     ]
     slow, fast = usages[1].part_seconds, usages[0].part_seconds

@@ -29,17 +29,18 @@ SMALL = [
     "checkpoint.keep=4",
     "checkpoint.save_hf=true",
     "weight_sync.verify=true",
-    "trackers.tensorboard=true",
-    "trackers.wandb=offline",
 ]
+TRACKED = ["trackers.tensorboard=true", "trackers.wandb=offline"]
+UNTRACKED = ["trackers.tensorboard=false", "trackers.wandb=off"]
 GRADER = "tests.rlpipe.parity_grader:response_is_even"
 
 
 def run_arguments(folder: Path, *more: str) -> list[str]:
+    """Of a small run in `folder`. Folders beside each other share a policy and a task: making those takes seconds."""
     places = [
         f"run.directory={folder}",
-        f"model.path={folder}/policy",
-        f"prepare.directory={folder}/task",
+        f"model.path={folder.parent}/small-policy",
+        f"prepare.directory={folder.parent}/small-task",
         f"reward.name={GRADER}",
     ]
     return ["configs/demo/arithmetic.yaml", *SMALL, *places, *more]

@@ -1,6 +1,7 @@
 """What becomes of compilations that workers report: lines on file, warnings, or the end of the run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,22 +33,23 @@ _MODEL = {
 class _Actor:
     """Stands for the processes: answers with what a monitor in a worker reports."""
 
-    def __init__(self, events, stalls=()):
+    def __init__(self, events, stalls=(), gdn_backend=""):
         alarms = [JitAlarm("triton", "k", 1, 5, 2.0, 2, True)] if events else []
         seconds = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5, "train_exchange": 0.25}
         report = JitReport(2, 0, tuple(events), tuple(alarms), stalls)
         self._answers = [JitReport(0, 0, ()), report]
         self._seconds = seconds
+        self._gdn_backend = gdn_backend
         self.asked = []
 
     def take_usage(self, next_iteration, keep_spans=False):
         self.asked.append((next_iteration, keep_spans))
-        return (RankUsage(0, "node", "", self._seconds, (), self._answers.pop(0)),)
+        return (RankUsage(0, "node", "", self._gdn_backend, self._seconds, (), self._answers.pop(0)),)
 
 
-def _finish(tmp_path, actor, settings=(), **jit):
+def _finish(tmp_path, actor, settings=(), model=None, **jit):
     (tmp_path / "model").mkdir(parents=True)
-    (tmp_path / "model" / "config.json").write_text(json.dumps(_MODEL))
+    (tmp_path / "model" / "config.json").write_text(model or json.dumps(_MODEL))
     overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
     config = load_config("configs/demo/arithmetic.yaml", [*overrides, "trace.iterations=[2]", *settings])
     directory = RunDirectory(tmp_path)
@@ -109,3 +111,17 @@ def test_frozen_weights_are_not_counted_as_trained(tmp_path):
     for figure in ("perf/actor_train_tflops_per_gpu", "perf/actor_train_mfu", "perf/actor_train_hfu"):
         flops, left = (one.metrics[figure] * one.metrics["perf/actor_train_seconds"] * 1e12 for one in (whole, part))
         assert flops - left == pytest.approx(2 * 3 * 32 * 64 * tokens)
+
+
+def test_executed_work_is_that_of_the_backend_that_ran(tmp_path):
+    model = Path("configs/models/Qwen3.5-35B-A3B/config.json").read_text()
+    torch, fla = (
+        _finish(tmp_path / backend, _Actor([], (), backend), ["actor.peak_tflops=1"], model)[0].metrics
+        for backend in ("torch", "fla")
+    )
+    executed, counted = (
+        [one[f"perf/actor_train_{figure}"] * one["perf/actor_train_seconds"] for one in (torch, fla)]
+        for figure in ("hfu", "mfu")
+    )
+    assert counted[0] == pytest.approx(counted[1])
+    assert executed[0] != pytest.approx(executed[1])

@@ -1,9 +1,9 @@
 """Whole runs whose generation is ahead of training, interrupted or in several turns: real engines, real actor."""
 
 import pytest
-from run_support import metric_rows, run_arguments, run_command
+from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
-_NO_EXTRAS = ["trackers.tensorboard=false", "trackers.wandb=off", "algorithm.kl.coefficient=0", "eval.datasets=[]"]
+_NO_EXTRAS = [*UNTRACKED, "algorithm.kl.coefficient=0", "eval.datasets=[]"]
 _AGAINST_ROLLOUT = "algorithm.old_policy=rollout"
 _AGAINST_ACTOR = "algorithm.correction.weight=token"
 

@@ -6,7 +6,15 @@ import time
 import uuid
 
 import pytest
-from run_support import assert_nothing_is_left, metric_rows, run_arguments, run_command, start_command
+from run_support import (
+    TRACKED,
+    UNTRACKED,
+    assert_nothing_is_left,
+    metric_rows,
+    run_arguments,
+    run_command,
+    start_command,
+)
 
 from rlpipe.iteration import PHASES
 from rlpipe.metrics import check_names
@@ -16,7 +24,7 @@ from rlpipe.metrics import check_names
 def four(tmp_path_factory):
     """A run of four iterations."""
     folder = tmp_path_factory.mktemp("four")
-    output = run_command("train", *run_arguments(folder))
+    output = run_command("train", *run_arguments(folder, *TRACKED))
     return folder, output
 
 
@@ -52,13 +60,14 @@ def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
     """In the first two, engine and actor take turns: weights pass through shared buffers, and each side gives its
     memory back while the other works."""
     folder, _ = four
-    run_command("train", *run_arguments(tmp_path, "run.iterations=2", "ray.colocate=true", "ray.sleep=always"))
+    turns = ("run.iterations=2", "ray.colocate=true", "ray.sleep=always")
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *turns))
     for row in metric_rows(tmp_path / "small")[1:]:
         claimed = sum(row[f"time/{phase}_seconds"] for phase in PHASES)
         assert claimed + row["time/unaccounted_seconds"] == pytest.approx(row["time/step_seconds"])
         assert row["time/sleep_wake_seconds"] > 0
         assert row["time/weight_sync_seconds"] > 0
-    run_command("train", *run_arguments(tmp_path), "--resume")
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED), "--resume")
     whole, resumed = folder / "small", tmp_path / "small"
     assert (resumed / "policy/model.safetensors").read_bytes() == (whole / "policy/model.safetensors").read_bytes()
     assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
@@ -71,8 +80,9 @@ def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
 @pytest.mark.alone
 def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp_path):
     before = set(os.listdir("/dev/shm"))
+    turns = ("run.iterations=2", "ray.colocate=true", "ray.sleep=always")
     two = ("actor.processes=2", "actor.parallel.tensor=2", "rollout.engine.tensor_parallel=2")
-    run_command("train", *run_arguments(tmp_path, *two, "run.iterations=2", "ray.colocate=true", "ray.sleep=always"))
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *two, *turns))
     for row in metric_rows(tmp_path / "small")[1:]:
         assert row["mismatch/logprob_abs_max"] < 1e-4
         assert row["weight_sync/version"] == row["iteration"]
@@ -92,7 +102,7 @@ def test_a_second_run_of_the_same_name_is_refused(four):
 def test_interrupted_runs_leave_no_process_and_no_shared_memory(tmp_path):
     before = set(os.listdir("/dev/shm"))
     mark = uuid.uuid4().hex
-    process = start_command("train", *run_arguments(tmp_path, "run.iterations=1000"), mark=mark)
+    process = start_command("train", *run_arguments(tmp_path, *UNTRACKED, "run.iterations=1000"), mark=mark)
     metrics = tmp_path / "small/metrics.jsonl"
     end = time.monotonic() + 200
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
