@@ -243,8 +243,9 @@ class Engine:
 
     async def _generate_one(self, request: GenerateRequest) -> Generation:
         begin, aborts = time.perf_counter(), self._aborts
-        begun, status, retractions = request.begun, Status.ABORTED, 0
-        limit = request.sampling.max_new_tokens
+        limit, ends, retractions = request.sampling.max_new_tokens, self._end_ids(request.sampling), 0
+        # What was begun may be whole: asked for no token, SGLang answers with the log-probability of one.
+        begun, status = interrupted(request.begun, ends, (), limit)
         while status is Status.ABORTED and self._aborts == aborts:
             async with self._gate.passage():
                 if self._aborts != aborts:
@@ -252,7 +253,7 @@ class Engine:
                 begun, status, restarts = await self._ask(request, begun)
             retractions += restarts
             if status is Status.ABORTED:
-                begun, status = interrupted(begun, self._end_ids(request.sampling), request.sampling.stop, limit)
+                begun, status = interrupted(begun, ends, request.sampling.stop, limit)
         return Generation(
             request_id=request.request_id,
             token_ids=begun.token_ids,
@@ -288,6 +289,11 @@ class Engine:
         meta = answer["meta_info"]
         logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
         token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
+        if len(logprobs) != len(token_ids):
+            raise RolloutError(
+                f"engine {self._setup.index}: SGLang answered request {request.request_id!r} with {len(token_ids)} "
+                f"tokens and {len(logprobs)} log-probabilities"
+            )
         self._usage.count(len(token_ids), retractions)
         routes = self._routes(request, begun, answer)
         extended = begun.extended(token_ids, logprobs, self._version, routes)

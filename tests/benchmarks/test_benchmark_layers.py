@@ -14,6 +14,7 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
 
 
+@pytest.mark.slow
 def test_it_reports_each_pack_and_where_the_time_went():
     command = ["--tiny", "--packs", "2x16,1x40", "--rounds", "1", "--profile"]
     answer = subprocess.run(

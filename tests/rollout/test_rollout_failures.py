@@ -29,6 +29,7 @@ def start_error(config, folder, logs) -> RlpipeError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_taken_port(ray_session, config_of, dense_folder, tmp_path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 """Interrupted responses: aborted and continued, or kept over a weight update."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import ray
@@ -67,6 +68,18 @@ def test_aborted_responses_go_on_with_the_tokens_of_uninterrupted_ones(dense_poo
     assert [one.token_ids for one in ended] == [one.token_ids for one in whole]
     assert [one.status for one in ended] == [one.status for one in whole]
     assert all(len(one.logprobs) == sum(span.tokens for span in one.versions) == 48 for one in ended)
+
+
+def test_a_whole_response_is_answered_as_it_is(dense_pool):
+    """Also beside others that are not: SGLang gives the log-probability of a token to a request for none."""
+    requests = make_requests(12, new_tokens=6)
+    whole = dense_pool.generate(requests, DEADLINE)
+    again = [
+        replace(request, begun=one.begun if index % 2 else Begun())
+        for index, (request, one) in enumerate(zip(requests, whole, strict=True))
+    ]
+    for one, other in zip(whole, dense_pool.generate(again, DEADLINE), strict=True):
+        assert (other.begun, other.status) == (one.begun, Status.TRUNCATED)
 
 
 def test_weights_can_change_while_responses_are_generated(dense_pool, dense_folder, tmp_path):
