@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from rlpipe.errors import RolloutError
 from rollout import batch_invariance, cpu_routes
-from rollout.cpu_attention import decode_attention
+from rollout.cpu_attention import DecodeAttention
 
 _ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
 
@@ -26,7 +26,7 @@ def install() -> None:
             raise RolloutError(f"{path} does not exist in the installed SGLang; rollout/cpu_patches.py must be adapted")
         setattr(module, attribute, replacement)
     backend = importlib.import_module(_ATTENTION).TorchNativeAttnBackend
-    backend._run_sdpa_forward_decode = decode_attention
+    backend._run_sdpa_forward_decode = DecodeAttention()
     _use_seeded_sampler()
     cpu_routes.install()
 
