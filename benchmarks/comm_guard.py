@@ -130,7 +130,7 @@ def use(methods: Methods) -> None:
 
 
 def measure(methods: dict[str, Methods], collective: Callable[[], object], blocks: int) -> dict[str, list[float]]:
-    """Seconds a call by way, one figure a block; whichever way is first in a round is last in the next but three."""
+    """Seconds a call by way, one figure a block; the order of ways turns from round to round."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(blocks):
         first = number % len(WAYS)

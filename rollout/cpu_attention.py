@@ -16,9 +16,8 @@ class DecodeAttention:
     Requests whose lengths round up to the same multiple are one batch. The padded length follows from a request's own
     length alone and the kernel computes each row by itself, so the answer does not depend on the other requests.
 
-    Keys and values are gathered for as many requests at a time as fit into 4 MiB that are kept: the system gives fresh
-    memory for all of them page by page, which takes three times as long as the attention, and what is small is still in
-    the processor's cache when it is read.
+    Keys and values are gathered for as many requests at a time as fit into 4 MiB that are kept: the system would give
+    fresh memory for all of them page by page, and what is small is still in the processor's cache when it is read.
     """
 
     def __init__(self) -> None:
@@ -63,12 +62,11 @@ class DecodeAttention:
 
     def _gather(self, which: int, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """[requests, key_value_heads, positions, head_dim], valid until the next call for the same `which`."""
-        shape = (slots.numel(), *cache.shape[1:])
         elements = slots.numel() * cache[0].numel()
         room = self._rooms[which]
         if room.dtype != cache.dtype or len(room) < elements:
             room = self._rooms[which] = torch.empty(elements, dtype=cache.dtype)
-        gathered = room[:elements].view(shape)
+        gathered = room[:elements].view(slots.numel(), *cache.shape[1:])
         torch.index_select(cache, 0, slots.flatten(), out=gathered)
         return gathered.view(*slots.shape, *cache.shape[1:]).transpose(1, 2)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from run_support import metric_rows, run_arguments, run_command
+from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there two sides share one")
 
@@ -14,8 +14,7 @@ SETTINGS = [
     "rollout.engine.memory_fraction=0.3",
     "rollout.engine.max_running_requests=64",
     "rollout.engine.deterministic=false",
-    "trackers.wandb=off",
-    "trackers.tensorboard=false",
+    *UNTRACKED,
 ]
 
 

@@ -1,0 +1,42 @@
+"""Decoding attention of a CPU engine: right, and for each request what it would be alone."""
+
+import pytest
+import torch
+
+from rollout.cpu_attention import DecodeAttention
+
+HEADS, KEY_VALUE_HEADS, CHANNELS, POSITIONS = 4, 2, 64, 128
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in an engine: with more, the kernel's sums depend on the batch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_requests_that_do_not_fit_together_are_what_each_is_alone():
+    torch.manual_seed(0)
+    requests = 150  # at 64 KiB of keys for each: more than fit at once
+    table = 1 + torch.randperm(requests * POSITIONS).view(requests, POSITIONS).int()
+    keys, values = torch.randn(2, requests * POSITIONS + 1, KEY_VALUE_HEADS, CHANNELS)
+    query = torch.randn(requests, HEADS, CHANNELS)
+    lengths = torch.randint(1, POSITIONS + 1, (requests,))
+    lengths[:100] = POSITIONS
+    rows = torch.arange(requests)
+
+    def attend(which):
+        output = torch.empty_like(query[which])
+        return DecodeAttention()(
+            query[which], output, keys, values, table, rows[which], lengths[which], enable_gqa=True
+        )
+
+    together = attend(rows)
+    for one in range(0, requests, 7):
+        assert torch.equal(together[one], attend(rows[one : one + 1])[0])
+        slots = table[one, : lengths[one]].long()
+        repeated = [cache[slots].repeat_interleave(HEADS // KEY_VALUE_HEADS, 1) for cache in (keys, values)]
+        weights = torch.einsum("hd,phd->hp", query[one], repeated[0]).div(CHANNELS**0.5).softmax(-1)
+        assert torch.allclose(together[one], torch.einsum("hp,phd->hd", weights, repeated[1]), atol=1e-5)
