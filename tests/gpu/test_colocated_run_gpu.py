@@ -18,20 +18,20 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_engine_and_actor_share_a_gpu(tmp_path):
     _run(tmp_path, *SETTINGS)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_an_engine_and_an_actor_of_two_processes_each_share_two_gpus(tmp_path):
     parallel = ["actor.processes=2", "actor.parallel.tensor=2", "actor.parallel.sequence=true"]
     _run(tmp_path, *SETTINGS, *parallel, "rollout.engine.tensor_parallel=2")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason=f"needs 4 GPUs, there are {torch.cuda.device_count()}")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_an_actor_on_two_gpus_sends_weights_to_an_engine_on_two_others(tmp_path):
     parallel = ["actor.processes=2", "actor.parallel.tensor=2", "actor.parallel.sequence=true", "ray.colocate=false"]
     _run(tmp_path, *SETTINGS, *parallel, "rollout.engine.tensor_parallel=2")
@@ -44,5 +44,5 @@ def _run(folder, *settings):
     for row in rows[1:]:
         assert row["weight_sync/version"] == row["iteration"]
         assert row["mismatch/logprob_abs_mean"] < 0.02
-        assert (row["time/sleep_wake_seconds"] > 0) == ("ray.colocate=false" not in settings)
+        assert (row["time/sleep_wake_seconds"] > 1e-3) == ("ray.colocate=false" not in settings)
         assert row["train/updates_applied_count"] > 0

@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.load import validate
+from rlpipe.plan.memory import load_model, plan_memory
+
 LENGTHS = (512, 300, 700, 536)
 _COMMON = {
     "num_attention_heads": 8,
@@ -28,14 +32,31 @@ HYBRID = {
 
 
 def write_model(folder: Path, kind: str, sizes: dict[str, Any]) -> Path:
-    """A random model ("dense" or "hybrid") in Hugging Face layout."""
+    """A random model ("dense" or "hybrid") in Hugging Face layout; `sizes` go before those of its kind."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     model_type, changes = {"dense": ("qwen3", {}), "hybrid": ("qwen3_5_moe_text", HYBRID)}[kind]
-    merged = {key: value for key, value in (_COMMON | sizes | changes).items() if value is not None}
+    merged = {key: value for key, value in (_COMMON | changes | sizes).items() if changes.get(key, value) is not None}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**merged))
     path = folder / f"{kind}-{sizes['hidden_size']}"
     model.save_pretrained(path)
     return path
+
+
+def planned_parts(path: Path, actor: dict[str, Any], cluster: ClusterConfig) -> dict[str, int]:
+    """Bytes of an actor's process by part, as the planner has them."""
+    config = validate(
+        {
+            "run": {"name": "r", "iterations": 1},
+            "model": {"path": str(path)},
+            "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+            "actor": actor,
+            "rollout": {"max_response_tokens": 512},
+        },
+        "test",
+    )
+    parts = dict(plan_memory(config, load_model(str(path)), cluster).actor)
+    parts.pop("weight sync")
+    return parts

@@ -33,12 +33,30 @@ def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) 
     return {"state": state, "peak": _status("VmHWM") - files - before, "kept": kept}
 
 
+def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> dict[str, int]:
+    """Bytes on the GPU: of parameters and gradients, the peak of a training step, tensors kept for backward, and what
+    CUDA holds beside torch's allocator.
+
+    A first step compiles and tunes, which takes room of its own.
+    """
+    start_model_parallel(actor, seed=3)
+    trainer = _trainer(path, actor)
+    state = torch.cuda.memory_allocated()
+    kept = _kept(trainer)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    _step(trainer)
+    free, total = torch.cuda.mem_get_info()
+    beside = total - free - torch.cuda.memory_reserved()
+    return {"state": state, "peak": torch.cuda.max_memory_allocated(), "kept": kept, "beside": beside}
+
+
 def _trainer(path: Path, actor: ActorConfig) -> Trainer:
     return Trainer(TrainerOptions(path, None, False, actor, 10))
 
 
 def _step(trainer: Trainer) -> None:
-    assert trainer.train_step([_pack()], AlgorithmConfig()).applied
+    assert trainer.train_step([_pack(trainer.options.actor.max_tokens_per_gpu)], AlgorithmConfig()).applied
 
 
 def _kept(trainer: Trainer) -> int:
@@ -57,21 +75,21 @@ def _kept(trainer: Trainer) -> int:
     return sum(kept.values())
 
 
-def _pack() -> Pack:
-    total = sum(LENGTHS)
+def _pack(total: int) -> Pack:
+    lengths = [total * length // sum(LENGTHS) for length in LENGTHS]
     generator = np.random.default_rng(0)
     ones = np.ones(total, np.float32)
     return Pack(
-        sample_ids=tuple(map(str, range(len(LENGTHS)))),
+        sample_ids=tuple(map(str, range(len(lengths)))),
         token_ids=generator.integers(0, 64, total),
         targets=generator.integers(0, 64, total),
-        position_ids=np.concatenate([np.arange(length, dtype=np.int64) for length in LENGTHS]),
+        position_ids=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
         loss_mask=ones,
         loss_weights=ones / total,
         advantages=generator.normal(size=total).astype(np.float32),
         rollout_logprobs=-ones,
-        cu_seqlens=(0, *np.cumsum(LENGTHS).tolist()),
-        cu_seqlens_padded=(0, *np.cumsum(LENGTHS).tolist()),
+        cu_seqlens=(0, *np.cumsum(lengths).tolist()),
+        cu_seqlens_padded=(0, *np.cumsum(lengths).tolist()),
     )
 
 

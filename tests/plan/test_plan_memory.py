@@ -3,13 +3,11 @@
 import os
 
 import pytest
-from plan_models import LARGE, LENGTHS, SMALL, write_model
+from plan_models import LARGE, LENGTHS, SMALL, planned_parts, write_model
 from train_support import run_processes
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.cluster import ClusterConfig
-from rlpipe.config.load import validate
-from rlpipe.plan.memory import load_model, plan_memory
 
 CPU = ClusterConfig.model_validate({"kind": "local", "node": {"memory_gigabytes": 16}})
 TOLERANCE = 0.10
@@ -37,18 +35,7 @@ def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
     large, small = write_model(tmp_path, kind, LARGE), write_model(tmp_path, kind, SMALL)
     settings = {"dtype": "float32", "max_tokens_per_gpu": sum(LENGTHS), "recompute": {"granularity": granularity}}
     measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings), method="spawn")[0]
-    config = validate(
-        {
-            "run": {"name": "r", "iterations": 1},
-            "model": {"path": str(large)},
-            "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
-            "actor": settings,
-            "rollout": {"max_response_tokens": 512},
-        },
-        "test",
-    )
-    planned = dict(plan_memory(config, load_model(str(large)), CPU).actor)
-    planned.pop("weight sync")
+    planned = planned_parts(large, settings, CPU)
     state = planned["parameters"] + planned["gradients"] + planned["optimizer"]
     assert state == pytest.approx(measured["state"], rel=TOLERANCE)
     assert sum(planned.values()) == pytest.approx(measured["peak"], rel=TOLERANCE)
