@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from megatron.core import tensor_parallel
 
+from actor.device import compute_device
+from actor.layers.causal_attention import plan_long_sequences
 from actor.models.policy import take_mtp_loss
 from actor.trainer import Trainer
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -21,6 +23,7 @@ def warm_up(
 
     Gradients are exchanged and measured as in a step, which sets up all communicators, and then thrown away.
     """
+    longest_tokens = max(pack.cu_seqlens_padded[-1] for pack in training)
     with unchanged_generators(), trainer.clock.part("warm_up"):
         trainer.accumulate(training, algorithm)
         trainer.optimizer.finish_gradients()
@@ -28,6 +31,21 @@ def warm_up(
         trainer.optimizer.zero_gradients()
         take_mtp_loss(trainer.policy[-1])
         trainer.logprobs(forward_only, "policy")
+        _plan_attention(trainer, longest_tokens)
+
+
+def _plan_attention(trainer: Trainer, longest_tokens: int) -> None:
+    """For the heads that one rank holds. Pieces of sequences under context parallelism never are cuDNN's."""
+    config, parallel = trainer.policy[0].config, trainer.options.actor.parallel
+    if parallel.context == 1:
+        plan_long_sequences(
+            config.num_attention_heads // parallel.tensor,
+            max(1, config.num_query_groups // parallel.tensor),
+            config.kv_channels,
+            longest_tokens,
+            config.params_dtype,
+            compute_device(),
+        )
 
 
 @contextmanager

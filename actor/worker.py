@@ -16,7 +16,7 @@ from actor.comm_guard.install import install_comm_guard
 from actor.device import device_name, synchronize
 from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
-from actor.layers.attention import check_flash_attention
+from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
 from actor.models.build import read_model
 from actor.optimizer_fixes import install_optimizer_fixes

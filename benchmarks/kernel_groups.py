@@ -16,7 +16,7 @@ GROUPS = (
         "Gated DeltaNet",
         r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|qla|gdr",
     ),
-    ("softmax attention", r"flash|fmha|scaled_dot_product"),
+    ("softmax attention", r"flash|fmha|scaled_dot_product|dot_do_o|convert_dq"),
     ("norms", r"norm|rms|GammaBeta"),
     ("dense GEMM", r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|aten::(mm|addmm|bmm)$"),
     ("sort", r"sort|radix|topk|bitonic|scan|cumsum"),

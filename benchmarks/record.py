@@ -42,6 +42,10 @@ BENCHMARKS = {
         "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
         "of a pass is memory traffic between products, launches and kernels below that speed.",
     ),
+    "attention": (
+        "Attention of long sequences",
+        "FlashAttention 2 takes what cuDNN does not; sequences from 3,000 tokens on go to cuDNN.",
+    ),
     "rollout": (
         "The pool beside raw SGLang",
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding.",
@@ -105,12 +109,14 @@ def run(name: str, arguments: list[str]) -> Result:
 
 
 def host() -> str:
-    """Processor, cores and GPUs of this machine."""
+    """Processor, cores and visible GPUs of this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     text = f"{len(os.sched_getaffinity(0))} cores of {model}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", "-L", *([f"--id={visible}"] if visible else [])]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+        listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     except FileNotFoundError:
         listed = []
     gpus = [line.split(":")[1].split("(")[0].strip() for line in listed]

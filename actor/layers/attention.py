@@ -4,16 +4,14 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.attention
-import torch.nn.functional as F
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 
+from actor.layers.causal_attention import causal_attention
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.fusion import fused
 from actor.layers.packed import PackedSequences
 from actor.layers.rope import rotate
-from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 
 class PackedAttention(SelfAttention):
@@ -102,106 +100,3 @@ class PackedCoreAttention(MegatronModule):
     def sharded_state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Nothing to save."""
         return {}
-
-
-def check_flash_attention() -> None:
-    """ActorError where packed attention would run on a FlashAttention-4 that compiles without end."""
-    chosen = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
-    if chosen == "FA4":
-        refuse_recompiling_flash_attention()
-
-
-_FLASH_DTYPES = (torch.bfloat16, torch.float16)
-
-
-def causal_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_ends: tuple[int, ...],
-    key_ends: tuple[int, ...],
-    query_ends_tensor: torch.Tensor,
-    key_ends_tensor: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Attention of segment i of the queries to segment i of the keys; the last query sees the last key (bottom right).
-
-    query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
-    """
-    if query.is_cuda and query.dtype in _FLASH_DTYPES:
-        import torch.nn.attention.varlen as varlen
-
-        varlen_attn: Any = varlen.varlen_attn
-
-        longest = (host_integer("max_seqlen_q", _longest(query_ends)), host_integer("max_seqlen_k", _longest(key_ends)))
-        options: Any = _grouped_heads_option(varlen_attn) if query.shape[1] != key.shape[1] else {}
-        return varlen_attn(
-            query,
-            key,
-            value,
-            query_ends_tensor,
-            key_ends_tensor,
-            *longest,
-            scale=scale,
-            window_size=(-1, 0),
-            **options,
-        )
-    if query_ends == key_ends:
-        return _causal_in_batches(query, key, value, query_ends, scale)
-    # Not slices: the backward of n slices writes n whole gradients, the one of a split a single one.
-    segments = zip(
-        query.split(_lengths(query_ends)), key.split(_lengths(key_ends)), value.split(_lengths(key_ends)), strict=True
-    )
-    return torch.cat([_bottom_right_causal(q, k, v, scale) for q, k, v in segments])
-
-
-def _grouped_heads_option(varlen_attn: Any) -> dict[str, bool]:
-    """torch 2.11 takes fewer key/value heads as they are; from 2.12 on it wants to be told."""
-    import inspect
-
-    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-
-
-def _longest(ends: tuple[int, ...]) -> int:
-    return max(b - a for a, b in zip(ends, ends[1:], strict=False))
-
-
-def _lengths(ends: tuple[int, ...]) -> list[int]:
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
-
-
-def _causal_in_batches(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scale: float
-) -> torch.Tensor:
-    """Self-attention without a packed kernel: segments of like length, padded at the right, are one batch.
-
-    Right padding needs no mask under causal attention, as only the padding's own rows see it. One call for each
-    segment would be ten times slower at a hundred short segments a pack.
-    """
-    lengths = _lengths(ends)
-    buckets: dict[int, list[int]] = {}
-    for segment, length in enumerate(lengths):
-        if length:
-            buckets.setdefault(length.bit_length(), []).append(segment)
-    outputs, positions = [], []
-    for members in buckets.values():
-        longest = max(lengths[segment] for segment in members)
-        starts = torch.tensor([ends[segment] for segment in members], device=query.device)
-        sizes = torch.tensor([lengths[segment] for segment in members], device=query.device)
-        offsets = torch.arange(longest, device=query.device)
-        real = offsets < sizes[:, None]
-        rows = torch.where(real, starts[:, None] + offsets, 0)
-        q, k, v = (x[rows].transpose(1, 2) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        outputs.append(out.transpose(1, 2)[real])
-        positions.append(rows[real])
-    order = torch.cat(positions).argsort()
-    return torch.cat(outputs)[order]
-
-
-def _bottom_right_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    queries, keys = query.shape[0], key.shape[0]
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    return out.squeeze(0).transpose(0, 1)

@@ -31,9 +31,7 @@ def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
     actor = ActorConfig.model_validate(settings)
     measured = run_processes(1, in_module_worker, "plan_workers", "measure_on_device", path, actor, method="spawn")[0]
     planned = planned_parts(path, settings, GPU)
-    print(planned, measured)
-    assert measured["beside"] < planned.pop("CUDA and NCCL")
+    context = planned.pop("CUDA and NCCL")
     assert planned["parameters"] + planned["gradients"] == pytest.approx(measured["state"], rel=TOLERANCE)
     assert sum(planned.values()) == pytest.approx(measured["peak"], rel=TOLERANCE)
-    if granularity == "none":
-        assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
+    assert measured["beside"] < context

@@ -34,21 +34,21 @@ def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) 
 
 
 def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> dict[str, int]:
-    """Bytes on the GPU: of parameters and gradients, the peak of a training step, tensors kept for backward, and what
-    CUDA holds beside torch's allocator.
+    """Bytes on the GPU: of parameters and gradients, the peak of a training step, and what CUDA holds beside torch's
+    allocator.
 
     A first step compiles and tunes, which takes room of its own.
     """
     start_model_parallel(actor, seed=3)
     trainer = _trainer(path, actor)
     state = torch.cuda.memory_allocated()
-    kept = _kept(trainer)
+    _step(trainer)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     _step(trainer)
     free, total = torch.cuda.mem_get_info()
     beside = total - free - torch.cuda.memory_reserved()
-    return {"state": state, "peak": torch.cuda.max_memory_allocated(), "kept": kept, "beside": beside}
+    return {"state": state, "peak": torch.cuda.max_memory_allocated(), "beside": beside}
 
 
 def _trainer(path: Path, actor: ActorConfig) -> Trainer:

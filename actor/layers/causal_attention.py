@@ -1,0 +1,218 @@
+"""Causal attention of packed sequences, by the kernel that is fastest for each length.
+
+On a GPU, in half precision: FlashAttention 2 takes a whole pack at once, whatever its lengths. cuDNN takes sequences of
+one length at a time, and on Hopper passes a long one faster (`benchmarks/attention.py`), so long sequences go to it one
+by one. Everywhere else torch's own kernels run.
+"""
+
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+import torch.nn.attention
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
+
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
+_LONG_TOKENS = 3000  # from about here on cuDNN is faster
+_CUDNN_CAPABILITY = (9, 0)  # before Hopper its kernels are no faster than FlashAttention 2
+
+
+def check_flash_attention() -> None:
+    """ActorError where packed attention would run on a FlashAttention-4 that compiles without end."""
+    chosen = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+    if chosen == "FA4":
+        refuse_recompiling_flash_attention()
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: tuple[int, ...],
+    key_ends: tuple[int, ...],
+    query_ends_tensor: torch.Tensor,
+    key_ends_tensor: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of segment i of the queries to segment i of the keys; the last query sees the last key (bottom right).
+
+    query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
+    """
+    if query.is_cuda and query.dtype in _FLASH_DTYPES:
+        if query_ends == key_ends and _longest(query_ends) >= _LONG_TOKENS and _cudnn_runs(query, key, value):
+            return _long_ones_apart(query, key, value, query_ends, query_ends_tensor, scale)
+        ends = (query_ends, key_ends, query_ends_tensor, key_ends_tensor)
+        return packed_flash(query, key, value, *ends, scale)
+    if query_ends == key_ends:
+        return _causal_in_batches(query, key, value, query_ends, scale)
+    # Not slices: the backward of n slices writes n whole gradients, the one of a split a single one.
+    segments = zip(
+        query.split(_lengths(query_ends)), key.split(_lengths(key_ends)), value.split(_lengths(key_ends)), strict=True
+    )
+    return torch.cat([_bottom_right_causal(q, k, v, scale) for q, k, v in segments])
+
+
+def _cudnn_runs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether torch would let cuDNN attend to a sequence of these heads; it refuses under deterministic algorithms."""
+    if torch.cuda.get_device_capability(query.device) < _CUDNN_CAPABILITY:
+        return False
+    q, k, v = (x[:_LONG_TOKENS].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
+    return torch.backends.cuda.can_use_cudnn_attention(parameters)
+
+
+def _long_ones_apart(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: tuple[int, ...],
+    tensor: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    runs = segment_runs(ends)
+    lengths = [ends[last] - ends[first] for first, last in runs]
+    outputs = []
+    # Not slices: the backward of n slices writes n whole gradients, the one of a split a single one.
+    for (first, last), q, k, v in zip(
+        runs, query.split(lengths), key.split(lengths), value.split(lengths), strict=True
+    ):
+        if last - first == 1 and len(q) >= _LONG_TOKENS:
+            outputs.append(long_sequence(q, k, v, scale))
+        elif len(q):
+            within = tuple(end - ends[first] for end in ends[first : last + 1])
+            on_device = tensor[first : last + 1] - tensor[first]
+            outputs.append(packed_flash(q, k, v, within, within, on_device, on_device, scale))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def segment_runs(ends: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(first segment, one after the last) of each long segment, and of each stretch of short ones between them."""
+    kinds = [segment if end - start >= _LONG_TOKENS else -1 for segment, (start, end) in enumerate(pairwise(ends))]
+    runs, first = [], 0
+    for _, members in groupby(kinds):
+        runs.append((first, first + len(list(members))))
+        first = runs[-1][1]
+    return runs
+
+
+def rounded_length(tokens: int) -> int:
+    """The next of 16 lengths between two powers of two: cuDNN plans a kernel anew for every length, and few lengths are
+    worth a few percent of filling."""
+    step = 1 << max(0, (tokens - 1).bit_length() - 5)
+    return -(-tokens // step) * step
+
+
+def long_lengths(longest_tokens: int) -> list[int]:
+    """Every length, filling included, at which cuDNN meets sequences of at most `longest_tokens`."""
+    lengths = [rounded_length(_LONG_TOKENS)]
+    while lengths[-1] < longest_tokens:
+        lengths.append(rounded_length(lengths[-1] + 1))
+    return lengths if longest_tokens >= _LONG_TOKENS else []
+
+
+def plan_long_sequences(
+    heads: int, key_value_heads: int, channels: int, longest_tokens: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Let cuDNN plan its kernels for `long_lengths` now, which takes a tenth of a second each, rather than in a step.
+
+    With gradients, and without: then it keeps less and has another kernel.
+
+    Returns the number of lengths: 0 where cuDNN does not run.
+    """
+    shapes = ((heads, channels), (key_value_heads, channels), (key_value_heads, channels))
+    planned = 0
+    for length in long_lengths(longest_tokens):
+        q, k, v = (torch.zeros(length, *shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+        if not (q.is_cuda and dtype in _FLASH_DTYPES and _cudnn_runs(q, k, v)):
+            break
+        out = long_sequence(q, k, v, scale=1.0)
+        out.backward(torch.zeros_like(out))
+        with torch.no_grad():
+            long_sequence(q, k, v, scale=1.0)
+        planned += 1
+    return planned
+
+
+def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Filled at the right, which under causal attention only the filling's own rows see."""
+    tokens = len(query)
+    filling = rounded_length(tokens) - tokens
+    rows = (F.pad(x, (0, 0, 0, 0, 0, filling)) if filling else x.contiguous() for x in (query, key, value))
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in rows)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)[:tokens]
+
+
+def packed_flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: tuple[int, ...],
+    key_ends: tuple[int, ...],
+    query_ends_tensor: torch.Tensor,
+    key_ends_tensor: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    import torch.nn.attention.varlen as varlen
+
+    varlen_attn: Any = varlen.varlen_attn
+    longest = (host_integer("max_seqlen_q", _longest(query_ends)), host_integer("max_seqlen_k", _longest(key_ends)))
+    options: Any = _grouped_heads_option(varlen_attn) if query.shape[1] != key.shape[1] else {}
+    ends = (query_ends_tensor, key_ends_tensor)
+    return varlen_attn(query, key, value, *ends, *longest, scale=scale, window_size=(-1, 0), **options)
+
+
+def _grouped_heads_option(varlen_attn: Any) -> dict[str, bool]:
+    """torch 2.11 takes fewer key/value heads as they are; from 2.12 on it wants to be told."""
+    import inspect
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+def _longest(ends: tuple[int, ...]) -> int:
+    return max(_lengths(ends))
+
+
+def _lengths(ends: tuple[int, ...]) -> list[int]:
+    return [end - start for start, end in pairwise(ends)]
+
+
+def _causal_in_batches(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scale: float
+) -> torch.Tensor:
+    """Self-attention without a packed kernel: segments of like length, padded at the right, are one batch.
+
+    Right padding needs no mask under causal attention, as only the padding's own rows see it. One call for each
+    segment would be ten times slower at a hundred short segments a pack.
+    """
+    lengths = _lengths(ends)
+    buckets: dict[int, list[int]] = {}
+    for segment, length in enumerate(lengths):
+        if length:
+            buckets.setdefault(length.bit_length(), []).append(segment)
+    outputs, positions = [], []
+    for members in buckets.values():
+        longest = max(lengths[segment] for segment in members)
+        starts = torch.tensor([ends[segment] for segment in members], device=query.device)
+        sizes = torch.tensor([lengths[segment] for segment in members], device=query.device)
+        offsets = torch.arange(longest, device=query.device)
+        real = offsets < sizes[:, None]
+        rows = torch.where(real, starts[:, None] + offsets, 0)
+        q, k, v = (x[rows].transpose(1, 2) for x in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        outputs.append(out.transpose(1, 2)[real])
+        positions.append(rows[real])
+    order = torch.cat(positions).argsort()
+    return torch.cat(outputs)[order]
+
+
+def _bottom_right_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    queries, keys = query.shape[0], key.shape[0]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)

@@ -1,0 +1,50 @@
+"""How packs are divided among attention kernels; what these compute is tested where they run (tests/gpu)."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actor.layers.causal_attention import long_lengths, rounded_length, segment_runs
+
+LENGTHS = st.lists(st.one_of(st.integers(0, 300), st.integers(2900, 9000)), min_size=1, max_size=20)
+
+
+def _ends(lengths: list[int]) -> tuple[int, ...]:
+    return tuple(sum(lengths[:count]) for count in range(len(lengths) + 1))
+
+
+def test_long_segments_are_runs_of_their_own_and_short_ones_stay_together():
+    lengths = [10, 2999, 3000, 5000, 0, 3]
+    assert segment_runs(_ends(lengths)) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+
+
+@given(LENGTHS)
+def test_runs_cover_every_segment_once_in_order(lengths):
+    runs = segment_runs(_ends(lengths))
+    assert [segment for first, last in runs for segment in range(first, last)] == list(range(len(lengths)))
+    short = [max(lengths[first:last]) < 3000 for first, last in runs]
+    assert not any(one and other for one, other in pairwise(short))
+    assert all(last - first == 1 for (first, last), one in zip(runs, short, strict=True) if not one)
+
+
+@given(st.integers(1, 300_000))
+def test_rounded_lengths_are_few_and_near(tokens):
+    rounded = rounded_length(tokens)
+    assert tokens <= rounded <= tokens * 17 / 16 + 1
+    assert rounded_length(rounded) == rounded
+
+
+def test_an_octave_has_sixteen_lengths():
+    assert len({rounded_length(tokens) for tokens in range(4097, 8193)}) == 16
+
+
+@given(st.integers(3000, 40_000))
+def test_every_long_sequence_meets_a_length_that_was_planned(tokens):
+    assert rounded_length(tokens) in long_lengths(40_000)
+
+
+def test_lengths_are_planned_up_to_the_longest_sequence_only():
+    assert long_lengths(2999) == []
+    assert long_lengths(3000) == [3072]
+    assert long_lengths(4300)[-2:] == [4096, 4352]

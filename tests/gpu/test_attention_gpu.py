@@ -1,0 +1,53 @@
+"""Attention of packs on a GPU: the kernel that was meant ran, and gives what float32 gives, forward and backward."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from actor.layers.causal_attention import causal_attention, long_lengths, plan_long_sequences
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
+
+PACKS = {
+    "short": (0, 100, 612, 2000),
+    "long": (0, 3000),
+    "mixed": (0, 100, 2700, 2750, 2751, 4800, 8000, 8000, 8010),
+}
+HEADS = {"wide": (8, 2, 256), "narrow": (8, 4, 64)}
+SCALE = 0.1
+
+
+def _attend(inputs: list[torch.Tensor], ends: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    return causal_attention(*inputs, ends, ends, tensor, tensor, SCALE)
+
+
+def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("pack", PACKS)
+def test_values_and_gradients_are_those_in_float32(pack, heads):
+    ends, (queries, keys, channels) = PACKS[pack], HEADS[heads]
+    torch.manual_seed(0)
+    inputs = [torch.randn(ends[-1], count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
+    upstream = torch.randn(ends[-1], queries, channels, device="cuda")
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [one.to(dtype).requires_grad_() for one in inputs]
+        out = _attend(leaves, ends)
+        return [out, *torch.autograd.grad((out.float() * upstream).sum(), leaves)]
+
+    wanted = run(torch.float32)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        found = run(torch.bfloat16)
+    for name, one, right in zip(("out", "query", "key", "value"), found, wanted, strict=True):
+        assert _relative(one, right) < 0.01, name
+    cudnn = [event.key for event in profiler.key_averages() if "cudnn" in event.key]
+    assert bool(cudnn) == (pack != "short" and torch.cuda.get_device_capability() >= (9, 0))
+
+
+def test_all_lengths_of_long_sequences_are_planned():
+    planned = plan_long_sequences(8, 2, 256, 6000, torch.bfloat16, torch.device("cuda"))
+    assert planned == (len(long_lengths(6000)) if torch.cuda.get_device_capability() >= (9, 0) else 0)
