@@ -1,6 +1,8 @@
 """Bytes that the actor keeps between forward and backward pass.
 
 Counted from what the layers of `actor/` save, tensor by tensor: `tests/plan` compares it with what autograd keeps.
+bfloat16 stands for a GPU, where stretches between matrix products are one kernel that keeps its inputs only, and
+Gated DeltaNet has kernels of its own.
 `t` is the tokens of a rank: the pack divided by CP, or by CP x TP between the layers under sequence parallelism.
 """
 
@@ -63,12 +65,16 @@ def layer_bytes(layer: DecoderLayer, hidden_size: int, actor: ActorConfig, eleme
 def _mixer_elements(mixer: Mixer, actor: ActorConfig) -> int:
     """Elements for each token, before division over tensor ranks."""
     if isinstance(mixer, GatedDeltaNet):
-        return _gdn_elements(mixer, fused=actor.gdn_backend in ("fla", "flashqla") or actor.dtype == "bfloat16")
+        return _gdn_elements(mixer, fused=_fused(actor) and actor.gdn_backend != "torch")
     if isinstance(mixer, LatentAttention):
         return mixer.heads * (4 * mixer.query_head_dim + 3 * mixer.value_head_dim)
     query, key_value = mixer.heads * mixer.head_dim, mixer.key_value_heads * mixer.head_dim
     gate = 2 * query if mixer.output_gate else 0
-    return 8 * query + 5 * key_value + gate
+    return gate + (4 * query + 3 * key_value if _fused(actor) else 8 * query + 5 * key_value)
+
+
+def _fused(actor: ActorConfig) -> bool:
+    return actor.dtype == "bfloat16"
 
 
 def _gdn_elements(mixer: GatedDeltaNet, fused: bool) -> int:
@@ -85,7 +91,8 @@ def _feed_forward_bytes(
 ) -> int:
     if isinstance(part, DenseFeedForward):
         return 5 * part.intermediate_size // actor.parallel.tensor * tokens.inside * element_bytes
-    routed = part.experts_per_token * (hidden_size + 5 * part.expert_intermediate_size) * tokens.between
+    kept = 3 if _fused(actor) else 5
+    routed = part.experts_per_token * (hidden_size + kept * part.expert_intermediate_size) * tokens.between
     routed += 2 * hidden_size * tokens.between
     shared = 5 * part.shared_intermediate_size // actor.parallel.tensor * tokens.inside
     router = 3 * part.experts * tokens.between * _FLOAT32
