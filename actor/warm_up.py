@@ -1,5 +1,6 @@
 """Meeting every class of pack before training, without a trace in weights, optimizer or random numbers."""
 
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,15 +16,21 @@ from actor.trainer import Trainer
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.pack import Pack
 
+logger = logging.getLogger(__name__)
+
 
 def warm_up(
-    trainer: Trainer, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig
+    trainer: Trainer,
+    training: Sequence[Pack],
+    forward_only: Sequence[Pack],
+    algorithm: AlgorithmConfig,
+    longest_sequence_tokens: int,
 ) -> None:
     """Forward and backward passes over `training` and passes without gradients over `forward_only`. Collective.
 
     Gradients are exchanged and measured as in a step, which sets up all communicators, and then thrown away.
     """
-    longest_tokens = max(pack.cu_seqlens_padded[-1] for pack in training)
+    longest_tokens = min(longest_sequence_tokens, max(pack.cu_seqlens_padded[-1] for pack in training))
     with unchanged_generators(), trainer.clock.part("warm_up"):
         trainer.accumulate(training, algorithm)
         trainer.optimizer.finish_gradients()
@@ -37,15 +44,18 @@ def warm_up(
 def _plan_attention(trainer: Trainer, longest_tokens: int) -> None:
     """For the heads that one rank holds. Pieces of sequences under context parallelism never are cuDNN's."""
     config, parallel = trainer.policy[0].config, trainer.options.actor.parallel
-    if parallel.context == 1:
-        plan_long_sequences(
-            config.num_attention_heads // parallel.tensor,
-            max(1, config.num_query_groups // parallel.tensor),
-            config.kv_channels,
-            longest_tokens,
-            config.params_dtype,
-            compute_device(),
-        )
+    if parallel.context > 1:
+        return
+    lengths = plan_long_sequences(
+        config.num_attention_heads // parallel.tensor,
+        max(1, config.num_query_groups // parallel.tensor),
+        config.kv_channels,
+        longest_tokens,
+        config.params_dtype,
+        compute_device(),
+    )
+    if lengths:
+        logger.info("attention of long sequences runs on cuDNN, which planned it for %d lengths", lengths)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class ActorWorker:
 
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
         if self._config.jit.warm_up == "on" or torch.cuda.is_available():
-            warm_up(self._trainer, training, forward_only, algorithm)
+            warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
         part = "ref_logprob" if which == "reference" else "old_logprob"

@@ -62,6 +62,11 @@ class Config(Section):
         return max(self.longest_training_response_tokens, default, *evaluated)
 
     @property
+    def longest_sequence_tokens(self) -> int:
+        """Token limit of a prompt with its response, or of an example of `sft`."""
+        return self.sft.max_sequence_tokens if self.sft else self.data.max_prompt_tokens + self.longest_response_tokens
+
+    @property
     def uses_stop_strings(self) -> bool:
         """Whether engines have to look at text, which they need the tokenizer for."""
         overrides = [one.sampling.stop for one in self.data.train] + [one.sampling.stop for one in self.eval.datasets]

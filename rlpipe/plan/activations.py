@@ -78,11 +78,12 @@ def _fused(actor: ActorConfig) -> bool:
 
 
 def _gdn_elements(mixer: GatedDeltaNet, fused: bool) -> int:
-    """Fused kernels keep their inputs, outputs and one matrix per chunk; plain torch keeps every step of the rule."""
+    """Fused kernels keep their inputs and one matrix per chunk, the gated norm after them its input and output; plain
+    torch keeps every step of the rule."""
     keys, values = mixer.key_heads * mixer.key_head_dim, mixer.value_heads * mixer.value_head_dim
     projected, chunk = 2 * keys + 2 * values, mixer.value_heads * _GDN_CHUNK_TOKENS
     if fused:
-        return projected + 6 * keys + 5 * values + chunk
+        return projected + 2 * keys + 3 * values + chunk
     return projected + mixer.conv_width * (2 * keys + values) + 6 * keys + 12 * values + 10 * chunk
 
 

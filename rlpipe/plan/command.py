@@ -149,7 +149,7 @@ def _memory_lines(planned: Plan) -> list[str]:
         lines += [f"  {name:<28} {_size(size):>10}" for name, size in need.parts.items()]
     engine = planned.memory.engine
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
-    longest = planned.config.data.max_prompt_tokens + planned.config.longest_response_tokens
+    longest = planned.config.longest_sequence_tokens
     lines += [
         "",
         f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; "

@@ -132,7 +132,7 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     shared_by = min(engine.tensor_parallel, min((m.key_value_heads for m in model.attention_layers), default=1))
     per_token = max(1, per_token // shared_by)
     per_state = sum(_state_bytes(m, element) for m in model.gdn_layers) // engine.tensor_parallel
-    longest = config.data.max_prompt_tokens + config.longest_response_tokens
+    longest = config.longest_sequence_tokens
     if not cluster.gpus:
         tokens = engine.kv_cache_tokens or engine.max_running_requests * (longest + 8)
         states = engine.max_running_requests if per_state else None

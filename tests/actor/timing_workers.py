@@ -51,7 +51,7 @@ def warm_up_leaves_no_trace(rank: int, policy_path: Path, count: int) -> dict[st
     for name in ("cold", "warm"):
         trainer = train_workers.trainer(policy_path, count)
         if name == "warm":
-            warm_up(trainer, packs, packs, train_workers.POLICY)
+            warm_up(trainer, packs, packs, train_workers.POLICY, longest_sequence_tokens=64)
         metrics = trainer.train_step([own], train_workers.POLICY).metrics
         draws = (random.random(), float(np.random.random()), float(torch.rand(())))
         state = [tensor.numpy() for tensor in train_workers.masters_and_moments(trainer)]
