@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from actor.layers.causal_attention import long_sequence, packed_flash
+from actor.layers.causal_attention import Segments, long_sequence, packed_flash
 
 HEADS, KEY_VALUE_HEADS, CHANNELS = 16, 2, 256
 ROUNDS = 8
@@ -43,7 +43,7 @@ def measure(length: int, name: str) -> tuple[float, float, float]:
     generator = torch.Generator("cuda").manual_seed(0)
     options = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
     q, k, v = (torch.randn(length, heads, CHANNELS, **options).requires_grad_() for heads in shapes)
-    ends = torch.tensor([0, length], device="cuda", dtype=torch.int32)
+    segments = Segments((0, length), torch.tensor([0, length], device="cuda", dtype=torch.int32))
     scale = CHANNELS**-0.5
     times = []
     for _ in range(ROUNDS + 1):
@@ -51,7 +51,7 @@ def measure(length: int, name: str) -> tuple[float, float, float]:
         if name == "cudnn":
             out = long_sequence(q, k, v, scale)
         else:
-            out = packed_flash(q, k, v, (0, length), (0, length), ends, ends, scale)
+            out = packed_flash(q, k, v, segments, segments, scale)
         marks.append(_now())
         out.backward(torch.ones_like(out))
         marks.append(_now())

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from train_run import train
+
 _WARM_UP = 2
 _LEARNING_RATE = 2e-4
 _BETA2 = 0.98
@@ -68,8 +70,6 @@ def _options() -> argparse.Namespace:
 
 def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
     overrides = [
-        f"run.directory={folder}/runs",
-        "run.name=ours",
         f"run.iterations={options.iterations + _WARM_UP}",
         f"model.path={folder}/policy",
         f"prepare.directory={folder}/task",
@@ -86,9 +86,7 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
         f"actor.optimizer.beta2={_BETA2}",
         "actor.optimizer.warmup_steps=0",
     ]
-    command = [sys.executable, "-m", "rlpipe", "train", "configs/demo/arithmetic.yaml", *overrides]
-    subprocess.run(command, cwd=_PROJECT, check=True, stdout=subprocess.DEVNULL)
-    rows = [json.loads(line) for line in (folder / "runs/ours/metrics.jsonl").read_text().splitlines()]
+    rows = train("configs/demo/arithmetic.yaml", folder / "runs", "ours", overrides)
     kept = [row for row in rows if row["iteration"] > _WARM_UP]
     tokens = [row["rollout/response_tokens_mean"] * row["rollout/samples_count"] for row in kept]
     return Measured("rlpipe", median(row["time/step_seconds"] for row in kept), median(tokens))

@@ -7,8 +7,6 @@ one GPU), otherwise the demo.
     python benchmarks/learning.py [key=value ...]      overrides, for instance seed=1
 """
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,8 +14,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
+from train_run import train
 
-PROJECT = Path(__file__).resolve().parent.parent
 COLUMNS = {
     "held out": ("eval/held_out/accuracy", "9.1%"),
     "reward": ("rollout/reward_mean", "8.3f"),
@@ -34,7 +32,9 @@ def main() -> None:
     config = "configs/gpu/arithmetic.yaml" if torch.cuda.is_available() else "configs/demo/arithmetic.yaml"
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        rows = train(config, Path(folder), sys.argv[1:])
+        made = [f"prepare.directory={folder}/task", f"model.path={folder}/policy"]  # anew, for this run alone
+        untracked = ["trackers.tensorboard=false", "trackers.wandb=off"]
+        rows = train(config, Path(folder), "learning", [*untracked, *made, *sys.argv[1:]])
         seconds = time.monotonic() - begin
     print(f"{config} {' '.join(sys.argv[1:])}".strip())
     print("iteration" + "".join(f"{title:>{_width(form)}}" for title, (_, form) in COLUMNS.items()))
@@ -47,15 +47,6 @@ def main() -> None:
     print(f"held out {accuracy[0]:.1%} -> {accuracy[1]:.1%}; {len(trained)} iterations, median {median(steps):.2f} s")
     print(f"{seconds:.0f} s in all, with preparing, warm-up and starts; {sum(steps):.0f} s of iterations")
     print(f"mean gap {fmean(gaps):.2e}, of the worst iteration {max(gaps):.2e}")
-
-
-def train(config: str, folder: Path, overrides: list[str]) -> list[dict[str, float]]:
-    """Metrics by iteration; iteration 0 is the evaluation before training. Everything is made anew below `folder`."""
-    places = [f"run.directory={folder}", f"prepare.directory={folder}/task", f"model.path={folder}/policy"]
-    settings = ["run.name=learning", "trackers.tensorboard=false", "trackers.wandb=off", *places, *overrides]
-    command = [sys.executable, "-m", "rlpipe", "train", config, *settings]
-    subprocess.run(command, cwd=PROJECT, check=True, stdout=sys.stderr)
-    return [json.loads(text) for text in (folder / "learning" / "metrics.jsonl").read_text().splitlines()]
 
 
 def line(row: dict[str, float]) -> str:

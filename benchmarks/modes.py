@@ -6,14 +6,12 @@ The modes run one after the other, so on a machine that is shared compare shares
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
 
-PROJECT = Path(__file__).resolve().parent.parent
+from train_run import train
+
 MODES = ("sync", "one_step_off", "async")
 
 
@@ -31,12 +29,10 @@ def main() -> None:
 
 def run(mode: str, seed: int, folder: Path, overrides: list[str]) -> list[dict[str, float]]:
     """Metrics of the iterations of one run; iteration 0 is the evaluation before training."""
-    settings = [f"seed={seed}", f"run.name={mode}", f"run.directory={folder}", f"rollout.mode={mode}", *overrides]
+    settings = [f"seed={seed}", f"rollout.mode={mode}", *overrides]
     if mode != "sync":
         settings.append("algorithm.old_policy=rollout")
-    command = [sys.executable, "-m", "rlpipe", "train", "configs/demo/arithmetic.yaml", *settings]
-    subprocess.run(command, cwd=PROJECT, check=True, stdout=sys.stderr)
-    return [json.loads(line) for line in (folder / mode / "metrics.jsonl").read_text().splitlines()]
+    return train("configs/demo/arithmetic.yaml", folder, mode, settings)
 
 
 def summary(iterations: list[dict[str, float]]) -> str:

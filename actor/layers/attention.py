@@ -7,7 +7,7 @@ import torch
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 
-from actor.layers.causal_attention import causal_attention
+from actor.layers.causal_attention import Segments, causal_attention
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.fusion import fused
 from actor.layers.packed import PackedSequences
@@ -81,21 +81,14 @@ class PackedCoreAttention(MegatronModule):
     ) -> torch.Tensor:
         """query: [t, heads, d]; key, value: [t, kv_heads, d] of this rank's tokens; returns [t, heads, d]."""
         if self.context_group.size() == 1:
-            ends, tensor = sequences.ends, sequences.ends_tensor
-            return causal_attention(query, key, value, ends, ends, tensor, tensor, self.scale)
+            segments = Segments(sequences.ends, sequences.ends_tensor)
+            return causal_attention(query, key, value, segments, segments, self.scale)
         key_value = gather_tokens(torch.stack((key, value), 1), self.context_group)
         prefixes = sequences.prefixes
         key_value = key_value.index_select(0, sequences.to_global.index_select(0, prefixes.key_rows))
-        return causal_attention(
-            query,
-            key_value[:, 0],
-            key_value[:, 1],
-            prefixes.query_ends,
-            prefixes.key_ends,
-            prefixes.query_ends_tensor,
-            prefixes.key_ends_tensor,
-            self.scale,
-        )
+        queries = Segments(prefixes.query_ends, prefixes.query_ends_tensor)
+        keys = Segments(prefixes.key_ends, prefixes.key_ends_tensor)
+        return causal_attention(query, key_value[:, 0], key_value[:, 1], queries, keys, self.scale)
 
     def sharded_state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Nothing to save."""

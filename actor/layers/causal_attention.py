@@ -5,6 +5,7 @@ one length at a time, and on Hopper passes a long one faster (`benchmarks/attent
 by one. Everywhere else torch's own kernels run.
 """
 
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -17,7 +18,28 @@ from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _LONG_TOKENS = 3000  # from about here on cuDNN is faster
-_CUDNN_CAPABILITY = (9, 0)  # before Hopper its kernels are no faster than FlashAttention 2
+_CUDNN_CAPABILITY = (9, 0)  # measured on Hopper only; older GPUs keep FlashAttention 2
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where segments of rows end: [n + 1], starts with 0. on_device: the same as int32 on the rows' device."""
+
+    ends: tuple[int, ...]
+    on_device: torch.Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        return [end - start for start, end in pairwise(self.ends)]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def part(self, first: int, last: int) -> "Segments":
+        """Segments from `first` up to, without, `last`, for their rows alone."""
+        ends = tuple(end - self.ends[first] for end in self.ends[first : last + 1])
+        return Segments(ends, self.on_device[first : last + 1] - self.on_device[first])
 
 
 def check_flash_attention() -> None:
@@ -28,30 +50,20 @@ def check_flash_attention() -> None:
 
 
 def causal_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_ends: tuple[int, ...],
-    key_ends: tuple[int, ...],
-    query_ends_tensor: torch.Tensor,
-    key_ends_tensor: torch.Tensor,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Segments, keys: Segments, scale: float
 ) -> torch.Tensor:
     """Attention of segment i of the queries to segment i of the keys; the last query sees the last key (bottom right).
 
     query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
     """
     if query.is_cuda and query.dtype in _FLASH_DTYPES:
-        if query_ends == key_ends and _longest(query_ends) >= _LONG_TOKENS and _cudnn_runs(query, key, value):
-            return _long_ones_apart(query, key, value, query_ends, query_ends_tensor, scale)
-        ends = (query_ends, key_ends, query_ends_tensor, key_ends_tensor)
-        return packed_flash(query, key, value, *ends, scale)
-    if query_ends == key_ends:
-        return _causal_in_batches(query, key, value, query_ends, scale)
+        if queries.ends == keys.ends and queries.longest >= _LONG_TOKENS and _cudnn_runs(query, key, value):
+            return _long_ones_apart(query, key, value, queries, scale)
+        return packed_flash(query, key, value, queries, keys, scale)
+    if queries.ends == keys.ends:
+        return _causal_in_batches(query, key, value, queries, scale)
     # Not slices: the backward of n slices writes n whole gradients, the one of a split a single one.
-    segments = zip(
-        query.split(_lengths(query_ends)), key.split(_lengths(key_ends)), value.split(_lengths(key_ends)), strict=True
-    )
+    segments = zip(query.split(queries.lengths), key.split(keys.lengths), value.split(keys.lengths), strict=True)
     return torch.cat([_bottom_right_causal(q, k, v, scale) for q, k, v in segments])
 
 
@@ -65,26 +77,19 @@ def _cudnn_runs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
 
 
 def _long_ones_apart(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends: tuple[int, ...],
-    tensor: torch.Tensor,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    runs = segment_runs(ends)
-    lengths = [ends[last] - ends[first] for first, last in runs]
+    runs = segment_runs(segments.ends)
+    lengths = [segments.ends[last] - segments.ends[first] for first, last in runs]
     outputs = []
-    # Not slices: the backward of n slices writes n whole gradients, the one of a split a single one.
-    for (first, last), q, k, v in zip(
-        runs, query.split(lengths), key.split(lengths), value.split(lengths), strict=True
-    ):
+    # Not slices, as above.
+    pieces = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+    for (first, last), (q, k, v) in zip(runs, pieces, strict=True):
         if last - first == 1 and len(q) >= _LONG_TOKENS:
             outputs.append(long_sequence(q, k, v, scale))
         elif len(q):
-            within = tuple(end - ends[first] for end in ends[first : last + 1])
-            on_device = tensor[first : last + 1] - tensor[first]
-            outputs.append(packed_flash(q, k, v, within, within, on_device, on_device, scale))
+            part = segments.part(first, last)
+            outputs.append(packed_flash(q, k, v, part, part, scale))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -122,22 +127,26 @@ def plan_long_sequences(
 
     Returns the number of lengths: 0 where cuDNN does not run.
     """
+    if device.type != "cuda" or dtype not in _FLASH_DTYPES:
+        return 0
     shapes = ((heads, channels), (key_value_heads, channels), (key_value_heads, channels))
-    planned = 0
-    for length in long_lengths(longest_tokens):
+    lengths = long_lengths(longest_tokens)
+    for length in lengths:
         q, k, v = (torch.zeros(length, *shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
-        if not (q.is_cuda and dtype in _FLASH_DTYPES and _cudnn_runs(q, k, v)):
-            break
+        if not _cudnn_runs(q, k, v):
+            return 0
         out = long_sequence(q, k, v, scale=1.0)
         out.backward(torch.zeros_like(out))
         with torch.no_grad():
             long_sequence(q, k, v, scale=1.0)
-        planned += 1
-    return planned
+    return len(lengths)
 
 
 def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Filled at the right, which under causal attention only the filling's own rows see."""
+    """Attention of one sequence by cuDNN. query: [t, heads, d]; key, value: [t, kv_heads, d]; returns [t, heads, d].
+
+    Filled at the right, which under causal attention only the filling's own rows see.
+    """
     tokens = len(query)
     filling = rounded_length(tokens) - tokens
     rows = (F.pad(x, (0, 0, 0, 0, 0, filling)) if filling else x.contiguous() for x in (query, key, value))
@@ -148,21 +157,15 @@ def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, s
 
 
 def packed_flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_ends: tuple[int, ...],
-    key_ends: tuple[int, ...],
-    query_ends_tensor: torch.Tensor,
-    key_ends_tensor: torch.Tensor,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Segments, keys: Segments, scale: float
 ) -> torch.Tensor:
+    """FlashAttention of all segments at once, with shapes as in `causal_attention`."""
     import torch.nn.attention.varlen as varlen
 
     varlen_attn: Any = varlen.varlen_attn
-    longest = (host_integer("max_seqlen_q", _longest(query_ends)), host_integer("max_seqlen_k", _longest(key_ends)))
+    longest = (host_integer("max_seqlen_q", queries.longest), host_integer("max_seqlen_k", keys.longest))
     options: Any = _grouped_heads_option(varlen_attn) if query.shape[1] != key.shape[1] else {}
-    ends = (query_ends_tensor, key_ends_tensor)
+    ends = (queries.on_device, keys.on_device)
     return varlen_attn(query, key, value, *ends, *longest, scale=scale, window_size=(-1, 0), **options)
 
 
@@ -173,23 +176,15 @@ def _grouped_heads_option(varlen_attn: Any) -> dict[str, bool]:
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
-def _longest(ends: tuple[int, ...]) -> int:
-    return max(_lengths(ends))
-
-
-def _lengths(ends: tuple[int, ...]) -> list[int]:
-    return [end - start for start, end in pairwise(ends)]
-
-
 def _causal_in_batches(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: tuple[int, ...], scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
     """Self-attention without a packed kernel: segments of like length, padded at the right, are one batch.
 
     Right padding needs no mask under causal attention, as only the padding's own rows see it. One call for each
     segment would be ten times slower at a hundred short segments a pack.
     """
-    lengths = _lengths(ends)
+    lengths = segments.lengths
     buckets: dict[int, list[int]] = {}
     for segment, length in enumerate(lengths):
         if length:
@@ -197,7 +192,7 @@ def _causal_in_batches(
     outputs, positions = [], []
     for members in buckets.values():
         longest = max(lengths[segment] for segment in members)
-        starts = torch.tensor([ends[segment] for segment in members], device=query.device)
+        starts = torch.tensor([segments.ends[segment] for segment in members], device=query.device)
         sizes = torch.tensor([lengths[segment] for segment in members], device=query.device)
         offsets = torch.arange(longest, device=query.device)
         real = offsets < sizes[:, None]

@@ -15,7 +15,7 @@ from rlpipe.plan.activations import kept_bytes, recomputed_bytes
 from rlpipe.plan.parameters import model_parameters, stage_parameters
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_CUDA_CONTEXT = 3_500_000_000  # of one process: context, loaded kernels with their stacks, NCCL's buffers
+_CUDA_CONTEXT = 3_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
 _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLang outside of its static share
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
@@ -78,7 +78,7 @@ def load_model(path: str) -> Model:
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     """By part. On a CPU the actor's parts are of one process, with the optimizer among them."""
     optimizer = _optimizer_bytes(config, model)
-    actor = _actor_parts(config, model)
+    actor = _actor_parts(config, model, fused=cluster.gpus > 0 and config.actor.dtype == "bfloat16")
     device, host = optimizer * (1 - _offloaded(config)), optimizer * _offloaded(config)
     if cluster.gpus:
         actor |= {"optimizer": int(device), "CUDA and NCCL": _CUDA_CONTEXT}
@@ -96,7 +96,7 @@ def _offloaded(config: Config) -> float:
     return config.actor.optimizer.cpu_offload_fraction
 
 
-def _actor_parts(config: Config, model: Model) -> dict[str, int]:
+def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     actor = config.actor
     element = _BYTES[actor.dtype]
     own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
@@ -104,11 +104,11 @@ def _actor_parts(config: Config, model: Model) -> dict[str, int]:
     # Copies of a chunk's logits in the backward pass, and the head's gradient in float32. Never at the same time as a
     # layer that is computed again.
     head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4 + rows * model.shape.hidden_size * 4
-    layer = recomputed_bytes(model.shape, actor, element)
+    layer = recomputed_bytes(model.shape, actor, element, fused)
     return {
         "parameters": own * element,
         "gradients": own * 4,
-        "activations": kept_bytes(model.shape, actor, element),
+        "activations": kept_bytes(model.shape, actor, element, fused),
         "recomputed layer" if layer > head else "logits chunk": max(layer, head),
         "weight sync": 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
     }

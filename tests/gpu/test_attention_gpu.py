@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from actor.layers.causal_attention import causal_attention, long_lengths, plan_long_sequences
+from actor.layers.causal_attention import Segments, causal_attention, long_lengths, plan_long_sequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
 
@@ -18,8 +18,8 @@ SCALE = 0.1
 
 
 def _attend(inputs: list[torch.Tensor], ends: tuple[int, ...]) -> torch.Tensor:
-    tensor = torch.tensor(ends, dtype=torch.int32, device="cuda")
-    return causal_attention(*inputs, ends, ends, tensor, tensor, SCALE)
+    segments = Segments(ends, torch.tensor(ends, dtype=torch.int32, device="cuda"))
+    return causal_attention(*inputs, segments, segments, SCALE)
 
 
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:

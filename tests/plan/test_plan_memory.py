@@ -1,6 +1,7 @@
 """The planner's bytes against what a real actor process takes."""
 
 import os
+from pathlib import Path
 
 import pytest
 from plan_models import LARGE, LENGTHS, SMALL, planned_parts, write_model
@@ -9,8 +10,12 @@ from train_support import run_processes
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.cluster import ClusterConfig
 
+GPU = ClusterConfig.model_validate(
+    {"kind": "local", "node": {"gpus": 1, "gpu_memory_gigabytes": 80, "memory_gigabytes": 16}}
+)
 CPU = ClusterConfig.model_validate({"kind": "local", "node": {"memory_gigabytes": 16}})
 TOLERANCE = 0.10
+UNCUT = {"recompute": {"granularity": "none"}}
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +46,14 @@ def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
     assert sum(planned.values()) == pytest.approx(measured["peak"], rel=TOLERANCE)
     if granularity == "none":
         assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3.5-35B-A3B"])
+def test_only_a_gpu_has_kernels_that_keep_less(model):
+    kept = {
+        (cluster.gpus, dtype): planned_parts(Path(model), {"dtype": dtype, **UNCUT}, cluster)["activations"]
+        for cluster in (CPU, GPU)
+        for dtype in ("float32", "bfloat16")
+    }
+    assert kept[0, "bfloat16"] > kept[1, "bfloat16"]
+    assert kept[0, "float32"] == kept[1, "float32"]
