@@ -114,12 +114,12 @@ def host() -> str:
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     text = f"{len(os.sched_getaffinity(0))} cores of {model}"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    command = ["nvidia-smi", "-L", *([f"--id={visible}"] if visible else [])]
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", *([f"--id={visible}"] if visible else [])]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        asked = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        listed = []
-    gpus = [line.split(":")[1].split("(")[0].strip() for line in listed]
+        return text
+    gpus = asked.stdout.splitlines() if asked.returncode == 0 else []
     return f"{text}, {len(gpus)} x GPU {gpus[0]}" if gpus else text
 
 
