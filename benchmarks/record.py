@@ -43,8 +43,8 @@ BENCHMARKS = {
         "of a pass is memory traffic between products, launches and kernels below that speed.",
     ),
     "attention": (
-        "Attention of long sequences",
-        "FlashAttention 2 takes what cuDNN does not; sequences from 3,000 tokens on go to cuDNN.",
+        "Attention",
+        "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens.",
     ),
     "rollout": (
         "The pool beside raw SGLang",

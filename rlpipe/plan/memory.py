@@ -15,7 +15,7 @@ from rlpipe.plan.activations import kept_bytes, recomputed_bytes
 from rlpipe.plan.parameters import model_parameters, stage_parameters
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_CUDA_CONTEXT = 3_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
+_CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
 _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLang outside of its static share
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
