@@ -8,6 +8,7 @@ what a large matrix product reaches on the same device in the same run.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ class Measured:
 def main() -> None:
     options = _options()
     sizes = ON_GPU if torch.cuda.is_available() and not options.tiny else ELSEWHERE
+    os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")  # it prints among the table's lines
     install_megatron_runtime()
     if options.eager:
         torch.compiler.set_stance("force_eager")
@@ -76,7 +78,7 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
     compiled = torch.cuda.is_available() and not options.eager
-    print(f"Gated DeltaNet on {_gdn_backend(policy)}; between products {'compiled' if compiled else 'eager'}")
+    print(f"Gated DeltaNet on {_gdn_backend(policy)}; element-wise functions {'compiled' if compiled else 'eager'}")
     print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product)")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
     for lengths in _lengths(options.packs or sizes.packs):
@@ -85,7 +87,7 @@ def main() -> None:
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
         _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
         if options.profile:
-            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), largest=4)
+            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)))
     leave()
 
 

@@ -14,7 +14,7 @@ GROUPS = (
     ("short convolution", r"causal_conv"),
     (
         "Gated DeltaNet",
-        r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|qla|gdr",
+        r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|^kernel_kernel$|qla|gdr",
     ),
     ("softmax attention", r"flash|fmha|scaled_dot_product|dot_do_o|convert_dq"),
     ("norms", r"norm|rms|GammaBeta"),
@@ -27,7 +27,8 @@ GROUPS = (
         r"elementwise|reduce|softmax|silu|sigmoid|aten::(add_?|mul|sum|exp|sub|neg)$",
     ),
 )
-"""Kinds of kernels and the pattern of their names; the first that matches counts."""
+"""Kinds of kernels and the pattern of their names; the first that matches counts. `kernel_kernel` is TileLang's, which
+Gated DeltaNet alone uses."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def group_of(kernel: str) -> str:
     return next((group for group, pattern in GROUPS if re.search(pattern, kernel, re.IGNORECASE)), "other")
 
 
-def print_groups(times: list[KernelTime], largest: int) -> None:
-    """Milliseconds and share of every kind, and its `largest` kernels."""
+def print_groups(times: list[KernelTime], shown_share: float = 0.05) -> None:
+    """Milliseconds and share of every kind, and single kernels that take at least `shown_share` of all time."""
     members: dict[str, list[KernelTime]] = defaultdict(list)
     for one in times:
         members[group_of(one.name)].append(one)
@@ -64,7 +65,8 @@ def print_groups(times: list[KernelTime], largest: int) -> None:
     print(f"  {total * 1e3:.1f} ms of kernels in {sum(one.calls for one in times):,} calls")
     for group, kernels in sorted(members.items(), key=lambda item: -_seconds(item[1])):
         print(f"  {group:24}{_seconds(kernels) * 1e3:9.2f} ms{_seconds(kernels) / total:8.1%}")
-        for one in sorted(kernels, key=lambda kernel: -kernel.seconds)[:largest]:
+        shown = [one for one in kernels if one.seconds >= shown_share * total]
+        for one in sorted(shown, key=lambda kernel: -kernel.seconds):
             print(f"      {one.seconds * 1e3:9.2f} ms {one.calls:6} x {one.name[:90]}")
 
 

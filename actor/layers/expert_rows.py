@@ -20,7 +20,12 @@ def sort_by_expert(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @fused
 def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """For each token the sum of its rows, in float32. rows: [n, h]; places: int64 [t, k]; returns [t, h]."""
-    return rows[places].sum(1, dtype=torch.float32).to(rows.dtype)
+    # Addends written out: of a sum over a dimension the compiler makes a reduction that reads rows across.
+    first, *others = places.unbind(1)
+    total = rows.index_select(0, first).float()
+    for column in others:
+        total = total + rows.index_select(0, column)
+    return total.to(rows.dtype)
 
 
 class SpreadRows(torch.autograd.Function):

@@ -39,6 +39,7 @@ def test_it_reports_each_pack_and_where_the_time_went():
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTT", "dense GEMM"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash", "softmax attention"),
         ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "Gated DeltaNet"),
+        ("kernel_kernel", "Gated DeltaNet"),
         ("causal_conv1d_bwd_kernel", "short convolution"),
         ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16", "index and scatter"),
         ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
