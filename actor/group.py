@@ -48,7 +48,8 @@ class Pending(Generic[T]):
 class ActorGroup:
     """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline.
 
-    `notes` are sentences for the user about what the processes found.
+    `notes` are sentences for the user about what the processes found; `endpoint` is address and port of process 0's
+    store, in which other processes may meet it, too.
     """
 
     def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
@@ -57,6 +58,7 @@ class ActorGroup:
         self._addresses = addresses
         self._answering = True
         self.notes: tuple[str, ...] = ()
+        self.endpoint = ("", 0)
         self.layout = ActorLayout.of(config.actor)
 
     @classmethod
@@ -201,8 +203,8 @@ class ActorGroup:
                 f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the cluster "
                 "too small for actor.processes, or deadlines.start_seconds too short?"
             ) from None
-        (endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
-        notes = self._all("start", seconds, *endpoint)
+        (self.endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
+        notes = self._all("start", seconds, *self.endpoint)
         self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
 
     def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:

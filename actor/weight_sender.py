@@ -52,16 +52,16 @@ class WeightSender:
         self._listener = Listener()
         return self._listener.address
 
-    def join(self, groups: Sequence[WeightGroup], timeout_seconds: float) -> None:
+    def join(self, groups: Sequence[WeightGroup], store: dist.Store, timeout_seconds: float) -> None:
         """The first processes send, as many as the groups have senders; blocks until the engines have joined.
 
-        One group of all engines, or for each engine one in which buffers are shared.
+        One group of all engines, which meet in `store`, or for each engine one in which buffers are shared.
         """
         rank, self._senders = dist.get_rank(), sum(group.senders for group in groups)
         if rank >= self._senders:
             return
         if groups[0].backend != BUFFERS:
-            self._transport = Broadcast(groups[0], timeout_seconds)
+            self._transport = Broadcast(groups[0], store, timeout_seconds)
         elif self._listener is None:
             raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
         else:

@@ -17,7 +17,6 @@ from torch.distributed.distributed_c10d import (
     PrefixStore,
     _new_process_group_helper,
     _world,
-    rendezvous,
 )
 
 from actor.device import compute_device, shareable_buffer, synchronize
@@ -46,8 +45,8 @@ class WeightTransport(Protocol):
 class Broadcast:
     """Rank 0 of a process group that spans all engines: GPUs of their own, or the CPU."""
 
-    def __init__(self, group: WeightGroup, timeout_seconds: float) -> None:
-        self._group = _join_as_sender(group, timeout_seconds)
+    def __init__(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> None:
+        self._group = _join_as_sender(group, store, timeout_seconds)
         self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
 
     def room(self, bucket: WeightBucket) -> torch.Tensor:
@@ -111,22 +110,19 @@ def bucket_dtype(bucket: WeightBucket) -> torch.dtype:
     return dtype
 
 
-def _join_as_sender(group: WeightGroup, timeout_seconds: float) -> dist.ProcessGroup:
-    """The same group as SGLang's `init_custom_process_group` makes: apart from the default group, with rank 0 as store.
+def _join_as_sender(group: WeightGroup, store: dist.Store, timeout_seconds: float) -> dist.ProcessGroup:
+    """The same group as SGLang's `init_custom_process_group` makes, apart from the default group.
 
     torch has no public call for a group that spans processes of different default groups.
     """
-    timeout = timedelta(seconds=timeout_seconds)
-    store, rank, size = next(rendezvous(f"tcp://{group.address}:{group.port}", 0, group.world_size, timeout=timeout))
-    store.set_timeout(timeout)
     process_group, _ = _new_process_group_helper(
-        size,
-        rank,
+        group.world_size,
+        0,
         [],
         Backend(group.backend),
         PrefixStore(group.name, store),
         group_name=GroupName(group.name),
-        timeout=timeout,
+        timeout=timedelta(seconds=timeout_seconds),
     )
-    _world.pg_group_ranks[process_group] = {index: index for index in range(size)}
+    _world.pg_group_ranks[process_group] = {index: index for index in range(group.world_size)}
     return process_group

@@ -137,7 +137,7 @@ class ActorWorker:
         return self._sender.listen()
 
     def join_weight_groups(self, groups: Sequence[WeightGroup]) -> None:
-        self._sender.join(groups, self._config.deadlines.weight_sync_seconds)
+        self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
 
     def send_weights(self, verify: bool) -> WeightSendReport | None:
         """The report on rank 0, None elsewhere."""

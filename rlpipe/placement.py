@@ -155,22 +155,6 @@ def _check_reachable(address: str | None) -> None:
         raise ResourceError(f"ray: no cluster at {address}: {error}; check ray.address") from None
 
 
-def free_endpoint(placement: Placement) -> tuple[str, int]:
-    """Address and a free port of the node that holds the first bundle."""
-    import ray
-
-    task = ray.remote(num_cpus=0)(_free_endpoint_here)
-    return ray.get(task.options(scheduling_strategy=placement.strategy(0)).remote())
-
-
-def _free_endpoint_here() -> tuple[str, int]:
-    import ray
-
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return ray.util.get_node_ip_address(), probe.getsockname()[1]
-
-
 def _engines_among(actor: Placement, config: Config) -> Placement:
     """Each engine beside the next `tensor_parallel` processes of the actor, in the bundle of the first.
 

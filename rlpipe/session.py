@@ -124,7 +124,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             engines = pool.wait_until_ready()
         for note in dict.fromkeys(note for engine in engines for note in engine.notes):
             console.say(note)
-        weights = WeightSync(config, actor, pool, turns, actor_bundles)
+        weights = WeightSync(config, actor, pool, turns)
         weights.push(state.iteration)
         turns.take_seconds()  # belong to no iteration
 

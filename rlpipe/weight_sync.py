@@ -1,11 +1,12 @@
 """Sending the actor's weights to all engines, with the version they then sample under."""
 
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.root import Config
 from rlpipe.errors import WeightSyncError
-from rlpipe.placement import Placement, cluster_gpus, free_endpoint
+from rlpipe.placement import cluster_gpus
 from rlpipe.remote import together
 from rlpipe.turns import Turns
 from rlpipe.weights import BUFFERS, WeightGroup
@@ -20,16 +21,14 @@ class WeightSync:
     """Holds the groups in which the actor meets the engines: where they share devices, one for each engine whose
     processes read buffers of the actor's; else one in which actor rank 0 broadcasts to every engine process."""
 
-    def __init__(
-        self, config: Config, actor: "ActorGroup", pool: "RolloutPool", turns: Turns, actor_placement: Placement
-    ) -> None:
+    def __init__(self, config: Config, actor: "ActorGroup", pool: "RolloutPool", turns: Turns) -> None:
         self._config = config
         self._turns = turns
         self._actor = actor
         self._pool = pool
         self._plan = actor.weight_plan()
         self.version = -1
-        self._join(actor_placement)
+        self._join()
 
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines hold `version`."""
@@ -47,8 +46,8 @@ class WeightSync:
             "weight_sync/gigabytes_per_second": report.size_bytes / report.seconds / 1e9,
         }
 
-    def _join(self, actor_placement: Placement) -> None:
-        groups = self._shared_buffers() if self._config.ray.colocate else self._broadcast_group(actor_placement)
+    def _join(self) -> None:
+        groups = self._shared_buffers() if self._config.ray.colocate else self._broadcast_group()
         engines = self._pool.join_weight_groups(groups)
         actor = self._actor.begin_join_weight_groups(groups)
         together(actor.result, lambda: self._gather(engines, "joining the weight group"))
@@ -66,11 +65,11 @@ class WeightSync:
             for index, part in enumerate(parts)
         ]
 
-    def _broadcast_group(self, actor_placement: Placement) -> list[WeightGroup]:
-        address, port = free_endpoint(actor_placement)
+    def _broadcast_group(self) -> list[WeightGroup]:
+        address, port = self._actor.endpoint
         engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
         backend = "nccl" if cluster_gpus() else "gloo"
-        return [WeightGroup("rlpipe-weights", address, port, 1 + engine_processes, backend)]
+        return [WeightGroup(f"rlpipe-weights-{uuid.uuid4().hex[:8]}", address, port, 1 + engine_processes, backend)]
 
 
 def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:

@@ -24,8 +24,9 @@ class WeightGroup:
     backend: of torch.distributed, for a process group in which rank 0 broadcasts and ranks 1 to `world_size - 1` belong
         to the engines; or BUFFERS, for one engine and the actor's processes on its devices, each of which shares
         memory with the engine's process there.
-    address: of rank 0; with BUFFERS the addresses at which the actor's processes listen, one for each tensor-parallel
-        rank of the engine, separated by commas (rlpipe.weight_channel; `port` has no meaning then).
+    address, port: of a store that rank 0 holds, in which the group meets under its name; with BUFFERS `port` has no
+        meaning and the addresses are those at which the actor's processes listen, one for each tensor-parallel rank of
+        the engine, separated by commas (rlpipe.weight_channel).
     world_size: processes of the group, senders included.
     """
 

@@ -117,14 +117,20 @@ class Engine:
         self._running |= tasks
         self._usage.begin(len(tasks))
         self._jit.begin(len(tasks))
-        pending = tasks
+        finished: asyncio.Queue[asyncio.Task[Generation]] = asyncio.Queue()
+        for task in tasks:
+            task.add_done_callback(finished.put_nowait)
+        owed = len(tasks)
         try:
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            while owed:
+                done = [await finished.get()]
+                while not finished.empty():
+                    done.append(finished.get_nowait())
+                owed -= len(done)
                 yield [self._result(task) for task in done]
         finally:
-            for task in pending:
-                task.cancel()
+            for task in tasks:
+                task.cancel()  # does nothing to those that are done
             self._usage.end(len(tasks))
             self._jit.end(len(tasks))
             self._running -= tasks

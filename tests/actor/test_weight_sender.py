@@ -1,12 +1,12 @@
 """Weights that leave the actor arrive bit by bit in a process outside its own process group."""
 
 import contextlib
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from buffer_reader import accept, read_buckets, read_rounds
 from model_support import fuse_experts, read_tensors
 from train_support import in_module_worker, run_processes, write_policy
@@ -16,16 +16,11 @@ from rlpipe.weights import WeightGroup
 LAYOUTS = {"ep2": {"expert": 2}, "pp2": {"pipeline": 2}, "tp2_sp": {"tensor": 2, "sequence": True}}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def transfers(tmp_path_factory):
     path = write_policy(tmp_path_factory.mktemp("policies"), "moe")
-    groups = {name: WeightGroup(f"test-{name}", "127.0.0.1", _free_port(), 2, "gloo") for name in LAYOUTS}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    groups = {name: WeightGroup(f"test-{name}", "127.0.0.1", store.port, 2, "gloo") for name in LAYOUTS}
     with ThreadPoolExecutor() as pool:
         receiving = pool.submit(run_processes, 1, in_module_worker, "weight_workers", "receive_twice", path, groups)
         sent = run_processes(2, in_module_worker, "weight_workers", "send_twice", path, LAYOUTS, groups)

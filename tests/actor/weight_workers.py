@@ -18,6 +18,7 @@ from rlpipe.errors import WeightSyncError
 from rlpipe.weights import BUFFERS, WeightBucket, WeightGroup, checksum
 
 BUCKET_BYTES = 20_000
+_TIMEOUT = timedelta(seconds=120)
 
 
 def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], groups: dict[str, WeightGroup]) -> Any:
@@ -33,7 +34,7 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
             except WeightSyncError as raised:
                 error = str(raised)
         dist.barrier()
-        sender.join([groups[name]], 60)
+        sender.join([groups[name]], _store(groups[name]) if rank == 0 else dist.HashStore(), 60)
         reports = [sender.send(verify=True)]
         with torch.no_grad():
             for chunk in policy.policy:
@@ -64,7 +65,8 @@ def send_through_buffers(
         policy = trainer(path, count, parallel=parallel)
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letters[rank][name], sender.listen(), sender.plan)
-        sender.join([WeightGroup("one engine on all devices", ",".join("ab"[:count]), 0, 2 * count, BUFFERS)], 60)
+        group = WeightGroup("one engine on all devices", ",".join("ab"[:count]), 0, 2 * count, BUFFERS)
+        sender.join([group], dist.HashStore(), 60)
         results[name] = [sender.send(verify=True)]
         with torch.no_grad():
             for chunk in policy.policy:
@@ -82,7 +84,7 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
     for letter in letters:
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letter, sender.listen(), sender.plan)
-        sender.join([WeightGroup("pair", "a", 0, 2, BUFFERS)], 60)
+        sender.join([WeightGroup("pair", "a", 0, 2, BUFFERS)], dist.HashStore(), 60)
         try:
             sender.send(verify=False)
         except WeightSyncError as error:
@@ -91,18 +93,20 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
     return errors
 
 
+def _store(group: WeightGroup) -> dist.Store:
+    return dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=_TIMEOUT)
+
+
 def _joined(group: WeightGroup) -> dist.ProcessGroup:
     """As SGLang joins: a plain client of the sender's store, in a group apart from the default one."""
-    timeout = timedelta(seconds=120)
-    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=timeout)
     made, _ = _new_process_group_helper(
         group.world_size,
         1,
         [],
         dist.Backend(group.backend),
-        dist.PrefixStore(group.name, store),
+        dist.PrefixStore(group.name, _store(group)),
         group_name=group.name,
-        timeout=timeout,
+        timeout=_TIMEOUT,
     )
     _world.pg_group_ranks[made] = {0: 0, 1: 1}
     return made

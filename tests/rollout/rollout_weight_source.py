@@ -11,7 +11,6 @@ from torch.distributed.distributed_c10d import (
     PrefixStore,
     _new_process_group_helper,
     _world,
-    rendezvous,
 )
 
 from rlpipe.weights import TensorSpec, WeightBucket, WeightGroup, checksum
@@ -27,18 +26,22 @@ def plan_of(tensors: dict[str, torch.Tensor], buckets: int) -> tuple[WeightBucke
 
 @ray.remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
 class WeightSource:
+    def open(self, readers: int) -> WeightGroup:
+        """The group that this process and `readers` processes of engines can now join."""
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return WeightGroup("weights", "127.0.0.1", self._store.port, 1 + readers, "gloo")
+
     def join(self, group: WeightGroup) -> None:
-        store, rank, size = next(rendezvous(f"tcp://{group.address}:{group.port}", 0, group.world_size))
         self._group, _ = _new_process_group_helper(
-            size,
-            rank,
+            group.world_size,
+            0,
             [],
             Backend(group.backend),
-            PrefixStore(group.name, store),
+            PrefixStore(group.name, self._store),
             group_name=GroupName(group.name),
             timeout=timedelta(seconds=60),
         )
-        _world.pg_group_ranks[self._group] = {index: index for index in range(size)}
+        _world.pg_group_ranks[self._group] = {index: index for index in range(group.world_size)}
 
     def send(self, tensors: dict[str, torch.Tensor], plan: tuple[WeightBucket, ...]) -> tuple[str, ...]:
         """Broadcasts and returns the checksums of what was sent."""

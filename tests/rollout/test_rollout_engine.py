@@ -11,18 +11,9 @@ from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.errors import DeadlineError, RolloutError
 from rlpipe.sample import Status
-from rlpipe.weights import WeightGroup
 from rollout.requests import GenerateRequest, SamplingParameters
 
 DEADLINE = 120.0
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def logprob_error(folder, requests, generations) -> float:
@@ -116,8 +107,8 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
     other = save_dense(tmp_path, seed=1)
     tensors = state(other)
     plan = plan_of(tensors, buckets=3)
-    group = WeightGroup("weights", "127.0.0.1", free_port(), 3, "gloo")
     source = WeightSource.remote()
+    group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
     dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
     ray.get(joined)

@@ -7,9 +7,8 @@ import ray
 from rollout_models import chosen_experts, save_hybrid, stacked_state
 from rollout_requests import answers, make_requests
 from rollout_weight_source import WeightSource, plan_of
-from test_rollout_engine import DEADLINE, free_port, logprob_error
+from test_rollout_engine import DEADLINE, logprob_error
 
-from rlpipe.weights import WeightGroup
 from rollout.pool import RolloutPool
 
 
@@ -30,8 +29,8 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         assert {key: value for part in parts for key, value in answers(part).items()} == answers(generations)
 
         plan = plan_of(stacked_state(second), buckets=4)
-        group = WeightGroup("weights", "127.0.0.1", free_port(), 2, "gloo")
         source = WeightSource.remote()
+        group = ray.get(source.open.remote(1))
         joined = source.join.remote(group)
         pool.gather(pool.join_weight_groups([group]), DEADLINE, "joining")
         ray.get(joined)

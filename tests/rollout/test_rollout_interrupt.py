@@ -8,10 +8,9 @@ import ray
 from rollout_models import save_dense, state
 from rollout_requests import make_requests
 from rollout_weight_source import WeightSource, plan_of
-from test_rollout_engine import DEADLINE, free_port, logprob_error
+from test_rollout_engine import DEADLINE, logprob_error
 
 from rlpipe.sample import Status, VersionSpan
-from rlpipe.weights import WeightGroup
 from rollout.begun import Begun, first_tokens, interrupted, merged_spans
 from rollout.requests import GenerateRequest, SamplingParameters
 
@@ -85,8 +84,8 @@ def test_a_whole_response_is_answered_as_it_is(dense_pool):
 def test_weights_can_change_while_responses_are_generated(dense_pool, dense_folder, tmp_path):
     other = save_dense(tmp_path, seed=1)
     plan = plan_of(state(other), buckets=2)
-    group = WeightGroup("in-flight", "127.0.0.1", free_port(), 3, "gloo")
     source = WeightSource.remote()
+    group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
     dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
     ray.get(joined)
