@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Sets up what the tests need, then lints, checks types and import directions, and runs the tests.
 #
-#   bash scripts/test.sh [--slow] [pytest arguments]     --slow: also the tests marked slow
+#   bash scripts/test.sh [--slow] [pytest arguments]     --slow: also the tests marked slow or alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-selection="not slow and"
+slow=
 if [ "${1:-}" = --slow ]; then
-  selection=""
+  slow=yes
   shift
 fi
 bash scripts/setup.sh dev
@@ -19,11 +19,14 @@ shellcheck scripts/*.sh scripts/slurm.sbatch .ci/run
 yamllint --strict .
 hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 
+if [ -z "$slow" ]; then
+  exec python -m pytest -m "not slow and not alone" --numprocesses 2 --no-loadscope-reorder "$@"
+fi
 # The second part looks at the whole machine, so it runs when nothing else does. Either may have nothing to run.
 empty=0
 run_tests() { python -m pytest "$@" || { [ $? -eq 5 ] && empty=$((empty + 1)); }; }
-run_tests -m "$selection not alone" --numprocesses 2 --no-loadscope-reorder "$@"
-run_tests -m "$selection alone" "$@"
+run_tests -m "not alone" --numprocesses 2 --no-loadscope-reorder "$@"
+run_tests -m alone "$@"
 if [ "$empty" -eq 2 ]; then
   echo "test: no test was selected" >&2
   exit 5

@@ -1,8 +1,6 @@
 """Bad input ends with one clear sentence and exit code 2, without a traceback, before anything is started."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,13 +25,8 @@ def good(tmp_path_factory):
         "rollout": {"max_response_tokens": 64, "prompts_per_iteration": 2},
     }
     (folder / "good.yaml").write_text(yaml.safe_dump(config))
-    assert _train(folder / "good.yaml", "--dry-run").returncode == 0
+    assert run_forked(folder, "train", str(folder / "good.yaml"), "--dry-run").returncode == 0
     return folder
-
-
-def _train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlpipe", "train", str(config), *arguments]
-    return subprocess.run(command, cwd=_PROJECT, capture_output=True, text=True, timeout=400)
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -77,11 +70,22 @@ _CASES = {
     ),
     "unknown grader": (lambda f: (f / "good.yaml", ["reward.name=mathh"]), "mathh"),
     "nothing to resume": (lambda f: (f / "good.yaml", ["--resume"]), "no complete checkpoint to resume from"),
+    "a run of that name": (
+        lambda f: (f / "good.yaml", [f"run.name={_a_run(f)}"]),
+        "already holds a run: continue it with --resume, replace it with --overwrite",
+    ),
     "no cluster": (
         lambda f: (f / "good.yaml", ["ray.address=127.0.0.1:1", "--overwrite"]),
         "ray: no cluster at 127.0.0.1:1",
     ),
 }
+
+
+def _a_run(folder: Path) -> str:
+    run = folder / "runs" / "begun"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").touch()
+    return run.name
 
 
 def _data(folder: Path, name: str) -> str:
@@ -101,7 +105,7 @@ def test_bad_input_is_one_sentence(good, case, tmp_path):
 
 
 @pytest.mark.skipif(not _GSM8K.exists(), reason="the GSM8K files are not beside the project")
-def test_gsm8k_goes_through_the_configuration_of_its_own(good):
+def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):
     rows = [
         f"{{name: g, path: {_GSM8K}, split: {split}, prompt_column: question, label_column: answer}}"
         for split in ("train", "test")
@@ -112,12 +116,12 @@ def test_gsm8k_goes_through_the_configuration_of_its_own(good):
         f"model.path={good}/policy",
         f"prepare.directory={good}",
     ]
-    result = _train(_PROJECT / "configs/demo/gsm8k.yaml", *places, "--dry-run")
+    result = run_forked(tmp_path, "train", str(_PROJECT / "configs/demo/gsm8k.yaml"), *places, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "evaluation prompts: g 1" in result.stdout
 
 
-def test_debug_shows_the_traceback(good):
-    result = _train(good / "nowhere.yaml", "--debug")
+def test_debug_shows_the_traceback(good, tmp_path):
+    result = run_forked(tmp_path, "train", str(good / "nowhere.yaml"), "--debug")
     assert result.returncode != 0
     assert "Traceback" in result.stderr

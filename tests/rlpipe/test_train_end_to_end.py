@@ -1,15 +1,18 @@
 """Whole runs by the command line: real Ray, SGLang and Megatron-core on a CPU; exact resume; nothing left behind."""
 
 import os
+import shutil
 import signal
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from run_support import (
     TRACKED,
     UNTRACKED,
-    assert_nothing_is_left,
+    assert_no_process_is_left,
+    engine_instances,
     metric_rows,
     run_arguments,
     run_command,
@@ -56,27 +59,39 @@ def test_a_run_leaves_its_files(four):
     assert list(run.glob("wandb/offline-run-*"))
 
 
-def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
-    """In the first two, engine and actor take turns: weights pass through shared buffers, and each side gives its
-    memory back while the other works."""
-    folder, _ = four
-    turns = ("run.iterations=2", "ray.colocate=true", "ray.sleep=always")
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *turns))
-    for row in metric_rows(tmp_path / "small")[1:]:
+def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path):
+    """What a crash in the fourth iteration leaves. In the other two, engine and actor take turns: weights pass through
+    shared buffers, and each side gives its memory back while the other works."""
+    whole, resumed = four[0] / "small", tmp_path / "small"
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(max((resumed / "checkpoints").iterdir()))
+    shutil.rmtree(resumed / "policy")
+    turns = ("ray.colocate=true", "ray.sleep=always")
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *turns), "--resume")
+    for row in metric_rows(resumed)[3:]:
         claimed = sum(row[f"time/{phase}_seconds"] for phase in PHASES)
         assert claimed + row["time/unaccounted_seconds"] == pytest.approx(row["time/step_seconds"])
         assert row["time/sleep_wake_seconds"] > 0
         assert row["time/weight_sync_seconds"] > 0
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED), "--resume")
-    whole, resumed = folder / "small", tmp_path / "small"
-    assert (resumed / "policy/model.safetensors").read_bytes() == (whole / "policy/model.safetensors").read_bytes()
-    assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    same = ("rollout/reward_mean", "train/loss", "train/gradient_norm", "train/kl_loss", "eval/held_out/reward_mean")
-    for one, other in zip(metric_rows(whole), metric_rows(resumed), strict=True):
-        assert {name: one.get(name) for name in same} == {name: other.get(name) for name in same}
+    assert_same_run(whole, resumed)
 
 
 @pytest.mark.slow
+def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED, "run.iterations=2"))
+    run_command("train", *run_arguments(tmp_path, *UNTRACKED), "--resume")
+    assert_same_run(four[0] / "small", tmp_path / "small")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The same policy, samples and metrics, bit by bit."""
+    assert (one / "policy/model.safetensors").read_bytes() == (other / "policy/model.safetensors").read_bytes()
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
+    same = ("rollout/reward_mean", "train/loss", "train/gradient_norm", "train/kl_loss", "eval/held_out/reward_mean")
+    for row, again in zip(metric_rows(one), metric_rows(other), strict=True):
+        assert {name: row.get(name) for name in same} == {name: again.get(name) for name in same}
+
+
 @pytest.mark.alone
 def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp_path):
     before = set(os.listdir("/dev/shm"))
@@ -90,26 +105,20 @@ def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
-def test_a_second_run_of_the_same_name_is_refused(four):
-    folder, _ = four
-    process = start_command("train", *run_arguments(folder))
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 2
-    assert "already holds a run: continue it with --resume, replace it with --overwrite" in output
-
-
-@pytest.mark.alone
-def test_interrupted_runs_leave_no_process_and_no_shared_memory(tmp_path):
-    before = set(os.listdir("/dev/shm"))
+def test_interrupted_runs_leave_no_process_and_no_engine_file(tmp_path):
     mark = uuid.uuid4().hex
     process = start_command("train", *run_arguments(tmp_path, *UNTRACKED, "run.iterations=1000"), mark=mark)
     metrics = tmp_path / "small/metrics.jsonl"
-    end = time.monotonic() + 200
+    end = time.monotonic() + 400
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
         assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
         time.sleep(0.5)
+    engines = engine_instances(mark)
+    assert len(engines) == 1
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 130, output
     assert "interrupted" in output
-    assert_nothing_is_left(mark, before)
+    assert_no_process_is_left(mark)
+    for folder in ("/dev/shm", "/tmp"):
+        assert [name for name in os.listdir(folder) if any(engine in name for engine in engines)] == []

@@ -1,6 +1,5 @@
 """Compilation in SGLang's scheduler processes reaches the engine, and is an alarm after warm-up."""
 
-import os
 import subprocess
 import sys
 import time
@@ -9,14 +8,21 @@ from pathlib import Path
 import pytest
 
 from rlpipe.config.jit import JitConfig
-from rollout.jit_watch import JitWatch
+from rlpipe.jit_monitor import JitMonitor
+from rollout.jit_watch import JitWatch, install_in_scheduler
 
-# A child of the engine, as SGLang starts them: its hooks hear a compilation that torch announces.
+_PROJECT = Path(__file__).parents[2]
+
+# A child of the engine, as SGLang starts them: its hooks hear the compilations that torch announces, one for each line.
 _SCHEDULER = """
+import sys
 from rollout.jit_watch import install_in_scheduler
 install_in_scheduler()
 import torch, torch._dynamo
-torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2))
+for _ in sys.stdin:
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2))
+    print("compiled", flush=True)
 """
 
 
@@ -40,33 +46,41 @@ def watch(tmp_path, monkeypatch):
     watch.stop()
 
 
-def _run_scheduler():
-    folder = Path(__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", _SCHEDULER], env={**os.environ, "PYTHONPATH": str(folder)}, check=True, cwd=folder
-    )
+@pytest.fixture
+def compile_in_scheduler(watch):
+    """Compiles something in a child of this process, which `watch` hears."""
+    command = [sys.executable, "-c", _SCHEDULER]
+    with subprocess.Popen(command, cwd=_PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scheduler:
+
+        def compile_once() -> None:
+            print(file=scheduler.stdin, flush=True)
+            assert scheduler.stdout.readline() == "compiled\n"
+
+        yield compile_once
+        scheduler.stdin.close()
 
 
-def test_what_schedulers_compile_belongs_to_the_start_then_to_an_iteration_and_then_is_an_alarm(watch):
-    _run_scheduler()
+def test_what_schedulers_compile_belongs_to_the_start_then_to_an_iteration_and_then_is_an_alarm(
+    watch, compile_in_scheduler
+):
+    compile_in_scheduler()
     start = watch.take(0)
     assert [(event.kind, event.phase, event.step) for event in start.events] == [("dynamo", "start", 0)]
     assert (start.worker, start.alarms) == ("engine-3", ())
     assert watch.take(1).events == ()
-    _run_scheduler()
+    compile_in_scheduler()
     late = watch.take(2)
     assert [(event.phase, event.step, event.compiled) for event in late.events] == [("rollout", 2, True)]
     (alarm,) = late.alarms
     assert "<lambda>" in alarm.name and alarm.step == 2
 
 
-def test_a_scheduler_that_no_engine_asked_installs_nothing(tmp_path):
-    code = f"{_SCHEDULER}\nfrom rlpipe.jit_monitor import JitMonitor\nassert JitMonitor.current() is None"
-    environment = {name: value for name, value in os.environ.items() if name != "RLPIPE_JIT_EVENTS"}
-    folder = Path(__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(folder)}, check=True, cwd=tmp_path
-    )
+def test_a_scheduler_that_no_engine_asked_installs_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("RLPIPE_JIT_EVENTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = JitMonitor.current()
+    install_in_scheduler()
+    assert JitMonitor.current() is before is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,9 +91,7 @@ def test_a_stretch_of_generation_that_takes_far_longer_is_dumped_with_the_schedu
     watch = JitWatch(3, tmp_path / "rollout_engine_3.log", jit, lambda: schedulers)
     command = [sys.executable, "-c", _WAITING_SCHEDULER]
     with (tmp_path / "errors").open("w") as errors:
-        scheduler = subprocess.Popen(
-            command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        scheduler = subprocess.Popen(command, cwd=_PROJECT, stdout=subprocess.PIPE, stderr=errors, text=True)
     schedulers.append(scheduler.pid)
     try:
         assert scheduler.stdout.readline() == "ready\n"
