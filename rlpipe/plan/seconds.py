@@ -12,8 +12,9 @@ from rlpipe.flops.layers import MixtureOfExperts
 from rlpipe.peaks import peak_bf16_tflops
 from rlpipe.plan.memory import Memory, Model
 
-# The actor's layers reach 282 to 325 of 989 TFLOP/s on one H200 (benchmarks/actor_layers.py in docs/performance.md).
-_LAYER_UTILIZATION = 0.28
+# In packs of 16,384 tokens and more the actor's layers reach 342 to 362 of 989 TFLOP/s on one H200
+# (benchmarks/actor_layers.py in docs/performance.md).
+_LAYER_UTILIZATION = 0.34
 _EXCHANGE_SHARE = 0.5  # of that, where ranks exchange activations: an assumption, no run over several GPUs was measured
 _MEMORY_UTILIZATION = 0.55  # of decoding on one H200: 22,600 tokens/s where memory alone would allow 40,000
 _CPU_TFLOPS = 0.05
