@@ -4,5 +4,6 @@
 #   bash scripts/demo.sh [key=value ...]      for instance seed=1; any option of `rlpipe train` works too
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE # what is imported is compiled once and kept in .venv
 bash scripts/setup.sh
 exec .venv/bin/rlpipe train configs/demo/arithmetic.yaml --overwrite "$@"

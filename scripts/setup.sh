@@ -3,6 +3,7 @@
 #
 #   RLPIPE_PYTHON           interpreter to build the environment from (default: python3.11, python3.12 or python3)
 #   RLPIPE_TORCH_INDEX_URL  package index that offers torch's CPU build; tried first when set
+#   RLPIPE_COMPILE          compile all packages now, as an image wants it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 torch_version=2.13.0
@@ -36,8 +37,10 @@ lists=(requirements/cpu.txt)
 [ "${1:-}" = dev ] && lists+=(requirements/dev.txt)
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
-# Python compiles what is imported when it is; compiling all of it would take minutes and 300 MB.
-install=(pip install -q --disable-pip-version-check --no-compile)
+install=(pip install -q --disable-pip-version-check)
+# Compiling all packages takes minutes and 300 MB. Python compiles and keeps what is imported, where it may; where it may
+# not, every process would compile anew, which takes longer than everything else that it does to start.
+[ -n "${RLPIPE_COMPILE:-}${PYTHONDONTWRITEBYTECODE:-}" ] || install+=(--no-compile)
 
 for list in "${lists[@]}"; do
   stamp=".venv/.installed-$(basename "$list")"

@@ -3,6 +3,7 @@
 #
 #   RLPIPE_PYTHON           interpreter to build the environment from (default: python3.12)
 #   RLPIPE_TORCH_INDEX_URL  package index that offers torch's CUDA 13 build
+#   RLPIPE_COMPILE          compile all packages now, as an image wants it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 torch_version=2.11.0
@@ -10,7 +11,8 @@ index=${RLPIPE_TORCH_INDEX_URL:-https://download.pytorch.org/whl/cu130}
 
 [ -x .venv/bin/python ] || "${RLPIPE_PYTHON:-python3.12}" -m venv .venv
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
-install=(pip install -q --disable-pip-version-check --no-compile)
+install=(pip install -q --disable-pip-version-check)
+[ -n "${RLPIPE_COMPILE:-}${PYTHONDONTWRITEBYTECODE:-}" ] || install+=(--no-compile) # for the reason in setup.sh
 
 stamp=.venv/.installed-gpu.txt
 want=$(cat requirements/gpu.txt pyproject.toml | sha256sum)

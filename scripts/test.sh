@@ -9,6 +9,7 @@ if [ "${1:-}" = --slow ]; then
   slow=yes
   shift
 fi
+unset PYTHONDONTWRITEBYTECODE # what is imported is compiled once and kept in .venv
 bash scripts/setup.sh dev
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ruff check .
