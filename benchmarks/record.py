@@ -48,7 +48,8 @@ BENCHMARKS = {
     ),
     "rollout": (
         "The pool beside raw SGLang",
-        "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding.",
+        "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding, and "
+        "on a CPU its own attention, which is why it is faster there.",
     ),
     "weight_sync": (
         "Weight updates",
