@@ -69,6 +69,7 @@ class WeightSync:
         address, port = self._actor.endpoint
         engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
         backend = "nccl" if cluster_gpus() else "gloo"
+        # The store outlives a group, and a second one of the same name would find the first one's entries.
         return [WeightGroup(f"rlpipe-weights-{uuid.uuid4().hex[:8]}", address, port, 1 + engine_processes, backend)]
 
 

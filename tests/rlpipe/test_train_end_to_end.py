@@ -106,19 +106,32 @@ def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp
 
 
 def test_interrupted_runs_leave_no_process_and_no_engine_file(tmp_path):
+    engines = engines_of_interrupted_run(tmp_path)
+    assert len(engines) == 1
+    for folder in ("/dev/shm", "/tmp"):
+        assert [name for name in os.listdir(folder) if any(engine in name for engine in engines)] == []
+
+
+@pytest.mark.alone
+def test_interrupted_runs_leave_no_shared_memory_at_all(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    engines_of_interrupted_run(tmp_path)
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
+def engines_of_interrupted_run(folder: Path) -> set[str]:
+    """Start a run, interrupt it once it iterates, and see its processes end; returns the names of its engines."""
     mark = uuid.uuid4().hex
-    process = start_command("train", *run_arguments(tmp_path, *UNTRACKED, "run.iterations=1000"), mark=mark)
-    metrics = tmp_path / "small/metrics.jsonl"
+    process = start_command("train", *run_arguments(folder, *UNTRACKED, "run.iterations=1000"), mark=mark)
+    metrics = folder / "small/metrics.jsonl"
     end = time.monotonic() + 400
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
         assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
         time.sleep(0.5)
     engines = engine_instances(mark)
-    assert len(engines) == 1
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=90)
     assert process.returncode == 130, output
     assert "interrupted" in output
     assert_no_process_is_left(mark)
-    for folder in ("/dev/shm", "/tmp"):
-        assert [name for name in os.listdir(folder) if any(engine in name for engine in engines)] == []
+    return engines

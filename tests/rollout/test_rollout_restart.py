@@ -38,7 +38,6 @@ def other_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-@pytest.mark.slow
 def test_an_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and_its_death_is_told(
     dense_pool, dense_folder, config_of, other_machine, tmp_path
 ):
