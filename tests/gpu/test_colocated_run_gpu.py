@@ -1,4 +1,4 @@
-"""A whole run on one GPU, where engine and actor take turns in its memory and weights pass through it."""
+"""Whole runs on GPUs: engine and actor take turns in a GPU's memory, or send weights from one GPU to another."""
 
 import pytest
 import torch
@@ -28,6 +28,12 @@ def test_engine_and_actor_share_a_gpu(tmp_path):
 def test_an_engine_and_an_actor_of_two_processes_each_share_two_gpus(tmp_path):
     parallel = ["actor.processes=2", "actor.parallel.tensor=2", "actor.parallel.sequence=true"]
     _run(tmp_path, *SETTINGS, *parallel, "rollout.engine.tensor_parallel=2")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+@pytest.mark.timeout(600)
+def test_an_actor_on_one_gpu_sends_weights_to_an_engine_on_another(tmp_path):
+    _run(tmp_path, *SETTINGS, "ray.colocate=false")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason=f"needs 4 GPUs, there are {torch.cuda.device_count()}")
