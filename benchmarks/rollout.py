@@ -41,8 +41,8 @@ _PROMPT_TOKENS = 64
 class Sizes:
     """What is measured on a device, unless options say otherwise.
 
-    sglang: arguments of both engines. memory: the shares of device memory that the pool's engine and then, of the
-    whole again, the raw one may fill; each takes only what `kv_cache_tokens` need.
+    sglang: arguments of both engines. memory: the share of device memory that each may fill; it takes only what
+    `kv_cache_tokens` need.
     """
 
     tiny: bool
@@ -51,7 +51,7 @@ class Sizes:
     tokens: int
     rounds: int
     sglang: dict[str, Any]
-    memory: tuple[float, float]
+    memory: float
 
     def kv_cache_tokens(self, options: argparse.Namespace) -> int:
         return options.prompts * (_PROMPT_TOKENS + options.tokens + 8)
@@ -64,9 +64,9 @@ ON_GPU = Sizes(
     tokens=512,
     rounds=4,
     sglang={"attention_backend": "triton"},
-    memory=(0.35, 0.7),
+    memory=0.35,
 )
-ON_CPU = Sizes(tiny=True, dtype="float32", prompts=64, tokens=64, rounds=5, sglang={}, memory=(0.2, 0.2))
+ON_CPU = Sizes(tiny=True, dtype="float32", prompts=64, tokens=64, rounds=5, sglang={}, memory=0.2)
 
 
 class RawEngine:
@@ -93,7 +93,7 @@ class RawEngine:
             dtype=sizes.dtype,
             max_total_tokens=sizes.kv_cache_tokens(options),
             max_running_requests=options.prompts,
-            mem_fraction_static=sizes.memory[1],
+            mem_fraction_static=sizes.memory,
             skip_server_warmup=True,
             skip_tokenizer_init=True,
             log_level="warning",
@@ -144,8 +144,8 @@ def _compare(
     requests = make_requests(options.prompts, options.tokens)
     prompts = [list(request.prompt_ids) for request in requests]
     with RolloutPool.start(config, folder, pool_place) as pool:
-        pool.wait_until_ready()
         engine = _start_raw(raw_place, folder, sizes, options)
+        pool.wait_until_ready()
         contenders = {
             "raw SGLang": (
                 [ray.get(engine.pid.remote())],
@@ -164,7 +164,6 @@ def _compare(
 
 
 def _start_raw(place: Placement, folder: str, sizes: Sizes, options: argparse.Namespace) -> Any:
-    """After the pool's engine, because each takes its share of the memory that is left."""
     device = "cuda" if place.gpus_per_bundle else "cpu"
     environment = engine_environment(device, 1, Path(folder), os.environ)
     actor = ray.remote(RawEngine).options(
@@ -224,7 +223,7 @@ def _config(sizes: Sizes, options: argparse.Namespace) -> Config:
                     "dtype": sizes.dtype,
                     "max_running_requests": options.prompts,
                     "kv_cache_tokens": sizes.kv_cache_tokens(options),
-                    "memory_fraction": sizes.memory[0],
+                    "memory_fraction": sizes.memory,
                     "deterministic": sizes.tiny or options.deterministic,
                     "sglang": sizes.sglang,
                 },

@@ -24,6 +24,7 @@ from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.gate import Gate
 from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
+from rollout.request_batches import RequestBatches
 from rollout.requests import (
     DeviceMemory,
     EngineHealth,
@@ -57,6 +58,7 @@ class Engine:
         self._setup = setup
         self._address = register_worker(f"engine {setup.index}")
         self._sglang: Any = None
+        self._batches: RequestBatches
         self._version = 0
         self._usage = UsageClock()
         self._start_seconds = 0.0
@@ -95,6 +97,7 @@ class Engine:
         arguments = server_arguments(setup, server_argument_names()) | self._supported_kernels()
         try:
             self._sglang = start_sglang(setup.instance, arguments)
+            self._batches = RequestBatches(self._sglang.tokenizer_manager)
         except Exception as error:
             await self.stop()
             raise start_failure(setup, error) from None
@@ -332,6 +335,7 @@ class Engine:
         return {"attention_backend": backend} if backend else {}
 
     def _abort_in_sglang(self) -> None:
+        self._batches.send()
         self._sglang.tokenizer_manager.abort_request(abort_all=True)
 
     async def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -28,10 +28,12 @@ SIZES = {
 def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
     settings = {"dtype": "bfloat16", "max_tokens_per_gpu": 8192, "recompute": {"granularity": granularity}}
     path = write_model(tmp_path, kind, SIZES[kind])
+    free, total = torch.cuda.mem_get_info()
+    others = total - free  # this process among them, when tests before this one have computed in it
     actor = ActorConfig.model_validate(settings)
     measured = run_processes(1, in_module_worker, "plan_workers", "measure_on_device", path, actor, method="spawn")[0]
     planned = planned_parts(path, settings, GPU)
     context = planned.pop("CUDA and NCCL")
     assert planned["parameters"] + planned["gradients"] == pytest.approx(measured["state"], rel=TOLERANCE)
     assert sum(planned.values()) == pytest.approx(measured["peak"], rel=TOLERANCE)
-    assert measured["beside"] < context
+    assert measured["beside"] - others < context

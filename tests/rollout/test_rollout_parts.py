@@ -1,5 +1,6 @@
 """The parts of the rollout room that need no engine."""
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from rollout.environment import engine_environment
 from rollout.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.kv_memory import bytes_per_token
 from rollout.model_modules import unneeded_model_modules
+from rollout.request_batches import RequestBatches
 from rollout.requests import EngineUsage, GenerateRequest, SamplingParameters, sample_seed
 from rollout.usage import UsageClock
 
@@ -144,6 +146,36 @@ def test_urgent_requests_go_before_all_that_wait():
     dispatcher = dispatcher_of(requests, engines=1, requests_per_engine=3)
     assert [one.request_id for one in dispatcher.assign()[0]] == ["2", "3", "0"]
     assert [one.request_id for one in dispatcher.take_waiting()] == ["1"]
+
+
+class SentMessages(list):
+    """Has of a tokenizer manager what requests are sent by, and keeps the messages."""
+
+    def _send_batch_request(self, requests):
+        self.append(list(requests))
+
+    def _send_one_request(self, request):
+        self.append(request)
+
+
+async def _send(messages: SentMessages, request: str) -> None:
+    messages._send_one_request(request)
+
+
+def test_requests_of_one_turn_travel_together_and_before_what_must_not_overtake_them():
+    messages = SentMessages()
+
+    async def send_some() -> None:
+        batches = RequestBatches(messages)
+        await asyncio.gather(*(_send(messages, request) for request in "abc"))
+        await asyncio.gather(_send(messages, "d"))
+        messages._send_one_request("e")
+        batches.send()
+        messages.append("abort")
+        await asyncio.sleep(0)
+
+    asyncio.run(send_some())
+    assert messages == [["a", "b", "c"], ["d"], ["e"], "abort"]
 
 
 def test_usage_counts_overlapping_calls_once():
