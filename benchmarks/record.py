@@ -144,16 +144,12 @@ def page(results: list[Result]) -> str:
         "within one run says more than a figure by itself.",
     ]
     for name, (title, floor) in BENCHMARKS.items():
-        for result in (one for one in results if one.name == name):
+        found = [result for result in results if result.name == name]
+        if found:
+            lines += ["", f"## {title}", "", floor]
+        for result in found:
             packages = ", ".join(f"{package} {number}" for package, number in result.versions.items())
-            lines += [
-                "",
-                f"## {title}",
-                "",
-                floor,
-                "",
-                f"`{result.command}`, {result.date}, {result.host}; {packages}.",
-            ]
+            lines += ["", f"`{result.command}`, {result.date}, {result.host}; {packages}."]
             lines += ["", "```text", *result.output.splitlines(), "```"]
     return "\n".join(lines) + "\n"
 
