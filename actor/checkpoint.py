@@ -20,12 +20,12 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint.api import CheckpointException
 
 from actor.background_writer import BackgroundWrite, use_thread_queue
-from actor.checkpoint_folder import checkpoint_path, partial_path, publish, read_state
-from actor.optimizer_fixes import compact_state
+from actor.megatron_patches.optimizer_fixes import compact_state
 from actor.reference import ReferenceWeights
-from actor.report import UpdateCounts
+from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
-from rlpipe.errors import CheckpointError
+from rlpipe.shared.checkpoint_folder import checkpoint_path, partial_path, publish, read_state
+from rlpipe.shared.errors import CheckpointError
 
 _LOAD_ERRORS = (
     CheckpointingException,

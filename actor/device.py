@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from rlpipe.weights import SharedBuffer
+from rlpipe.shared.weights import SharedBuffer
 
 Mark: TypeAlias = float | torch.Event
 """A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""

@@ -12,10 +12,10 @@ import torch
 
 from actor.device import host_buffer_like, release_cached_memory, synchronize
 from actor.optimizer import Optimizer
-from actor.report import Held
-from rlpipe.errors import ActorError
+from actor.train_report import Resident
+from rlpipe.shared.errors import ActorError
 
-_LEVELS: tuple[Held, ...] = ("nothing", "weights", "all")
+_LEVELS: tuple[Resident, ...] = ("nothing", "weights", "all")
 
 
 class DeviceMemory:
@@ -31,19 +31,19 @@ class DeviceMemory:
         self._weights = _Storages()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._masters: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.held: Held = "all"
+        self.resident: Resident = "all"
 
-    def require(self, needed: Held, call: str) -> None:
+    def require(self, needed: Resident, call: str) -> None:
         """Raises ActorError where `call` needs more than is on the device."""
-        if _LEVELS.index(self.held) < _LEVELS.index(needed):
+        if _LEVELS.index(self.resident) < _LEVELS.index(needed):
             raise ActorError(
                 f"{call} needs the actor's {'weights and gradients' if needed == 'all' else 'weights'} on the device, "
-                f"where it holds {'only its weights' if self.held == 'weights' else 'nothing'}: call "
-                f"ActorGroup.hold({needed!r}) first"
+                f"where it holds {'only its weights' if self.resident == 'weights' else 'nothing'}: call "
+                f"ActorGroup.keep_resident({needed!r}) first"
             )
 
-    def hold(self, wanted: Held, optimizer: Optimizer) -> None:
-        """Free or bring back what it takes to hold `wanted`. Collective: weights come back by an all-gather."""
+    def keep_resident(self, wanted: Resident, optimizer: Optimizer) -> None:
+        """Free or bring back what `wanted` says. Collective: weights come back by an all-gather."""
         if wanted != "all":
             self._gradients.free(buffer.grad_data for buffer in self._buffers())
         if wanted == "nothing" and not self._weights.freed:
@@ -54,7 +54,7 @@ class DeviceMemory:
             self._gradients.restore()
         synchronize()
         release_cached_memory()
-        self.held = wanted
+        self.resident = wanted
 
     def _free_weights(self, optimizer: Optimizer) -> None:
         self._masters, alone = _trained_shards(optimizer)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from actor.device import compute_device
-from actor.layout import ActorLayout
-from actor.models.policy import take_mtp_loss
+from actor.models.policy_model import take_mtp_loss
 from actor.passes import HeadOptions, forward_backward
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.pack import Pack
+from rlpipe.config.layout import ActorLayout
+from rlpipe.shared.pack import Pack
 
 
 def packs_with_bad_gradients(

@@ -8,17 +8,17 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.layout import ActorLayout
 from actor.losses.requirements import needs_reference
-from actor.report import Held, RankTrainReport, RankUsage, TrainReport, WeightSendReport
+from actor.train_report import RankTrainReport, RankUsage, Resident, TrainReport, WeightSendReport
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
-from rlpipe.errors import ActorError, RlpipeError
 from rlpipe.jit_monitor import worker_caches
-from rlpipe.pack import Pack
-from rlpipe.remote import WorkerAddress, cluster_accelerator, gather
-from rlpipe.weights import WeightBucket, WeightGroup
+from rlpipe.shared.errors import ActorError, RlpipeError
+from rlpipe.shared.pack import Pack
+from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather
+from rlpipe.shared.weights import WeightBucket, WeightGroup
 
 T = TypeVar("T")
 _STOP_SECONDS = 60.0
@@ -115,13 +115,13 @@ class ActorGroup:
         """
         self._all("reset_optimizer", self._config.deadlines.train_seconds, optimizer, total_steps)
 
-    def hold(self, wanted: Held) -> None:
+    def keep_resident(self, wanted: Resident) -> None:
         """Have no more than `wanted` in device memory: "nothing", "weights", or "all" (weights and gradients).
 
         What was freed comes back bit by bit. Training needs "all", which is where the actor starts; all other calls
         that touch weights need "weights" and raise ActorError below it.
         """
-        self._all("hold", self._config.deadlines.train_seconds, wanted)
+        self._all("keep_resident", self._config.deadlines.train_seconds, wanted)
 
     def save_checkpoint(
         self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool = False

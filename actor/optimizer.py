@@ -12,11 +12,11 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from actor.adam import adam_classes
-from actor.models.build import reduce_replicated_gradients
-from actor.optimizer_fixes import zero_state
+from actor.megatron_patches.optimizer_fixes import zero_state
+from actor.models.build_model import reduce_replicated_gradients
 from actor.schedule import learning_rate_at
 from rlpipe.config.actor import OptimizerConfig
-from rlpipe.errors import ActorError
+from rlpipe.shared.errors import ActorError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -14,10 +14,10 @@ from actor.head import response_logprobs
 from actor.losses.objective import objective
 from actor.losses.requirements import needs_entropy, needs_reference
 from actor.losses.types import LossOutput
-from actor.models.policy import head_weight
+from actor.models.policy_model import head_weight
 from actor.prepared import PreparedPack, loss_inputs, prepare, whole_pack
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 _Record = dict[str, Any]
 _LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, _Record]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actor.layers.packed import PackInputs, pack_to_device
 from actor.losses.types import LossInputs
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from actor.device import Mark, mark, seconds_between, synchronize
-from rlpipe.phases import Span
+from rlpipe.shared.phases import Span
 
 _EXCHANGE = "exchange"
 

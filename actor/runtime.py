@@ -15,10 +15,10 @@ def install_megatron_runtime() -> None:
     Raises:
         ActorError: the installed megatron-core is not the version that the patches were written for.
     """
-    from actor.megatron_fixes import install_fixes
+    from actor.megatron_patches.fixes import install_fixes
 
     if not torch.cuda.is_available():
-        from actor.megatron_cpu import install_cpu
+        from actor.megatron_patches.cpu import install_cpu
 
         install_cpu()
     install_fixes()

@@ -16,23 +16,23 @@ from actor.device import synchronize
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.export import parameter_hf_names
-from actor.hf.load import load_hf
-from actor.hf.placement import global_name
-from actor.layout import ActorLayout
+from actor.hf.load_weights import load_hf
+from actor.hf.tensor_placement import global_name
 from actor.losses.objective import MISMATCH
-from actor.models.build import build_model, read_model
-from actor.models.description import ModelDescription
-from actor.models.policy import PolicyModel, take_mtp_loss
+from actor.models.build_model import build_model, read_model
+from actor.models.policy_model import PolicyModel, take_mtp_loss
 from actor.optimizer import Optimizer, freeze
 from actor.passes import HeadOptions, PackResult, forward_backward, score_packs
 from actor.rank_clock import MegatronTimers, RankClock
 from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
 from actor.reference import ReferenceWeights
-from actor.report import Held, RankTrainReport, StepReport, UpdateCounts
+from actor.train_report import RankTrainReport, Resident, StepReport, UpdateCounts
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import ActorError
-from rlpipe.pack import Pack
+from rlpipe.config.layout import ActorLayout
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import ActorError
+from rlpipe.shared.pack import Pack
 
 Which = Literal["policy", "reference"]
 
@@ -66,9 +66,9 @@ class Trainer:
         self.memory = DeviceMemory(self.chunks)
         self.counts = UpdateCounts()
 
-    def hold(self, wanted: Held) -> None:
+    def keep_resident(self, wanted: Resident) -> None:
         """Have no more than `wanted` in device memory; what was freed comes back bit by bit."""
-        self.memory.hold(wanted, self.optimizer)
+        self.memory.keep_resident(wanted, self.optimizer)
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""

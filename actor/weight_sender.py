@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 
 from actor.hf.export import export_plan, iter_export
-from actor.models.description import ModelDescription
-from actor.models.policy import PolicyModel
-from actor.report import WeightSendReport
+from actor.models.policy_model import PolicyModel
+from actor.train_report import WeightSendReport
 from actor.weight_transport import Broadcast, SharedBuffers, WeightTransport
-from rlpipe.errors import WeightSyncError
-from rlpipe.weight_channel import Listener
-from rlpipe.weights import BUFFERS, TensorSpec, WeightBucket, WeightGroup, checksum
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.weight_channel import Listener
+from rlpipe.shared.weights import BUFFERS, TensorSpec, WeightBucket, WeightGroup, checksum
 
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[WeightBucket, ...]:

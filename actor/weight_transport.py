@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import (
 )
 
 from actor.device import compute_device, shareable_buffer, synchronize
-from rlpipe.weight_channel import Listener, Writer
-from rlpipe.weights import WeightBucket, WeightGroup
+from rlpipe.shared.weight_channel import Listener, Writer
+from rlpipe.shared.weights import WeightBucket, WeightGroup
 
 IN_FLIGHT = 2
 

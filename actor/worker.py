@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 
 from actor import distributed
 from actor.checkpoint import Checkpointer
+from actor.collectives.exchanges import watch_exchanges
 from actor.comm_guard.install import install_comm_guard
 from actor.device import device_name, synchronize
-from actor.exchanges import watch_exchanges
 from actor.hf.export import save_hf
+from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
-from actor.models.build import read_model
-from actor.optimizer_fixes import install_optimizer_fixes
-from actor.pipeline_fixes import install_pipeline_fixes
+from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
+from actor.megatron_patches.pipeline_fixes import install_pipeline_fixes
+from actor.models.build_model import read_model
 from actor.rank_clock import RankClock
-from actor.report import Held, RankTrainReport, RankUsage, WeightSendReport
 from actor.runtime import install_megatron_runtime
+from actor.train_report import RankTrainReport, RankUsage, Resident, WeightSendReport
 from actor.trainer import Trainer, TrainerOptions, Which
-from actor.warm_up import warm_up
 from actor.weight_sender import WeightSender
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
-from rlpipe.pack import Pack
-from rlpipe.remote import WorkerAddress, register_worker
-from rlpipe.weights import WeightBucket, WeightGroup
+from rlpipe.shared.pack import Pack
+from rlpipe.shared.remote import WorkerAddress, register_worker
+from rlpipe.shared.weights import WeightBucket, WeightGroup
 
 
 class ActorWorker:
@@ -109,9 +109,9 @@ class ActorWorker:
         self._checkpointer.finish()
         self._trainer.reset_optimizer(options, total_steps)
 
-    def hold(self, wanted: Held) -> None:
-        with self._clock.part("hold"):
-            self._trainer.hold(wanted)
+    def keep_resident(self, wanted: Resident) -> None:
+        with self._clock.part("offload"):
+            self._trainer.keep_resident(wanted)
 
     def save_checkpoint(self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool) -> Path:
         with self._clock.part("checkpoint"):

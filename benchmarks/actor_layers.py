@@ -27,12 +27,13 @@ from layer_shapes import hybrid_config
 from actor.device import compute_device, device_name, synchronize
 from actor.distributed import join_processes, leave, start_model_parallel
 from actor.layers.packed import PackInputs, pack_to_device
-from actor.models.build import build_model, read_model
-from actor.models.policy import PolicyModel
+from actor.models.build_model import build_model, read_model
+from actor.models.policy_model import PolicyModel
 from actor.runtime import install_megatron_runtime
 from rlpipe.config.actor import ActorConfig
-from rlpipe.flops import Part, model_flops, model_shape
-from rlpipe.pack import Pack
+from rlpipe.flops import Part, model_flops
+from rlpipe.model.hf_config import model_shape
+from rlpipe.shared.pack import Pack
 
 _LAYERS = 8
 _VOCABULARY = 1024  # only embeddings depend on it

@@ -28,10 +28,10 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch._C._distributed_c10d import ProcessGroup
 
+from actor.collectives.operations import OPERATIONS, methods_of
 from actor.comm_guard.guard import CommGuard
-from actor.comm_guard.operations import OPERATIONS, methods_of
-from actor.comm_guard.policy import Policy
 from actor.comm_guard.probe import CudaDriver, Driver
+from actor.comm_guard.rules import Policy
 
 OFF, SKIP, GUARD, EACH = WAYS = ["off", "skipped", "guarded", "probed each time"]
 CALLS = 10

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from actor.collectives.exchanges import watched_start, watched_wait
 from actor.device import synchronize
-from actor.exchanges import watched_start, watched_wait
 from actor.rank_clock import MegatronTimers, RankClock
-from actor.report import RankUsage
+from actor.train_report import RankUsage
 from rlpipe.jit_monitor import JitMonitor
 from rlpipe.jit_monitor.watchdog import running_compilers
-from rlpipe.measurement import rank_metrics
-from rlpipe.run_directory import append_json_line
+from rlpipe.monitoring.run_directory import append_json_line
+from rlpipe.training.measurement import rank_metrics
 
 RANKS = 8
 

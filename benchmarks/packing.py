@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.batching import CostModel, PackLimits, PackPlan, advise_budget, cost_per_length, plan_packs, report_on
-from rlpipe.flops import load_model_shape, sequence_cost
+from rlpipe.flops import sequence_cost
+from rlpipe.model.hf_config import load_model_shape
 
 CONTEXT_PARALLEL = 4
 Lengths = NDArray[np.int64]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from actor.hf.plan import export_plan
-from actor.models.families import read_model
+from actor.hf.weight_table import export_plan
+from rlpipe.model.families import read_model
 from rlpipe.prepare.tokenizer import byte_tokenizer
-from rlpipe.weights import TensorSpec
+from rlpipe.shared.weights import TensorSpec
 
 _SHARD_BYTES = 4 * 10**9
 _DRAWN = 16 * 2**20

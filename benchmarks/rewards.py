@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # instead of this folder, where this file hides the package
 
 import rewards  # noqa: E402
-from rewards.pool import GradingPool  # noqa: E402
+from rewards.grading_pool import GradingPool  # noqa: E402
 
 _CHARACTERS = 30_000
 _STEPS = (

@@ -29,9 +29,9 @@ from random_policy import save_random_policy
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
-from rlpipe.placement import Placement, placements, ray_cluster
-from rollout.environment import engine_environment
-from rollout.litter import remove_opened_files
+from rlpipe.training.placement import Placement, placements, ray_cluster
+from rollout.cleanup import remove_opened_files
+from rollout.engine_environment import engine_environment
 from rollout.pool import RolloutPool
 
 _PROMPT_TOKENS = 64

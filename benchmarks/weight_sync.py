@@ -28,10 +28,10 @@ from random_policy import save_random_policy
 from safetensors.torch import load_file
 
 from rlpipe.config.root import Config
-from rlpipe.placement import engine_placement, ray_cluster
-from rlpipe.session import open_session
-from rollout.environment import engine_environment
-from rollout.litter import remove_opened_files
+from rlpipe.training.placement import engine_placement, ray_cluster
+from rlpipe.training.session import open_session
+from rollout.cleanup import remove_opened_files
+from rollout.engine_environment import engine_environment
 
 _COPY_BYTES = 2**30
 

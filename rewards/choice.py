@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rewards.answers.extract import after_thinking, boxes
 from rewards.answers.plain import choice_letter
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 _DECORATION = r"(?:[\s*_$({\[]|\\(?:boxed|text|textbf|mathrm|mathbf)\{){0,20}"
 _SAID = re.compile(

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rewards.registry import GRADERS, check_grader
+from rewards.grader_registry import GRADERS, check_grader
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.reward import RewardConfig
-from rlpipe.errors import ConfigError, DataError
-from rlpipe.sample import Prompt
+from rlpipe.shared.errors import ConfigError, DataError
+from rlpipe.shared.sample import Prompt
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from rewards.answers.extract import after_thinking
-from rewards.sandbox.run import Isolation, Limits, Outcome, Program, namespaces_work, run_python
-from rlpipe.errors import ConfigError
-from rlpipe.sample import Reward
+from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.sample import Reward
 
 Score = Literal["all", "share"]
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)

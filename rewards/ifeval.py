@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rewards.answers.extract import after_thinking
 from rewards.ifeval_checks import CHECKS
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 Score = Literal["all", "share"]
 

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rewards.language import language_of
-
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 
@@ -166,3 +164,17 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "language:response_language": _is_language,
     "punctuation:no_comma": lambda text: "," not in text,
 }
+
+
+def language_of(text: str) -> str | None:
+    """The language of `text` by the library that IFEval uses, whose random seed is global.
+
+    Its code, for instance "en" or "zh-cn", the same in every call; None for a text without letters.
+    """
+    from langdetect import DetectorFactory, LangDetectException, detect
+
+    DetectorFactory.seed = 0
+    try:
+        return detect(text)
+    except LangDetectException:
+        return None

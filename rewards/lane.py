@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rewards.remote import Service, ask, client
-from rlpipe.sample import Reward
+from rewards.remote_grader import Service, ask, client
+from rlpipe.shared.sample import Reward
 
 
 class RemoteLane:
@@ -24,7 +24,7 @@ class RemoteLane:
     def submit(
         self, response: str, label: str, options: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> "Future[Reward]":
-        """Ask the service that `options` describe; the future raises what `rewards.remote.ask` raises."""
+        """Ask the service that `options` describe; the future raises what `rewards.remote_grader.ask` raises."""
         service = Service(**options)
         asking = self._ask(service, response, label, facts.get("prompt", ""), facts.get("metadata", {}))
         return asyncio.run_coroutine_threadsafe(asking, self._loop)

@@ -15,7 +15,7 @@ from rewards.answers.extract import (
     last_number,
 )
 from rewards.answers.plain import number, tidy
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 _SHOWN_CHARACTERS = 80
 _HASHES = re.compile(r"####[ \t]{0,3}(?P<value>[-+\\$ ]{0,5}[\d.,]*\d[\d.,]*)(?P<rest>[^\n]*)")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Literal
 
 from rewards.answers.extract import after_phrase, after_thinking, boxes, label_answers
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 Where = Literal["all", "answer", "boxed"]
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rewards.registry import call, check_grader
-from rlpipe.errors import ConfigError
-from rlpipe.sample import Reward
+from rewards.grader_registry import call, check_grader
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.sample import Reward
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from rlpipe import interrupts
+from rlpipe.commands.environment import make_folder_importable, set_defaults
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
-from rlpipe.environment import make_folder_importable, set_defaults
-from rlpipe.errors import EXIT_CODE, RlpipeError
+from rlpipe.shared import interrupts
+from rlpipe.shared.errors import EXIT_CODE, RlpipeError
 
 app = typer.Typer(
     help="GRPO post-training with Ray, SGLang and Megatron-core, on a laptop CPU or a GPU cluster.",
@@ -54,14 +54,14 @@ def train(
     with one_sentence(debug):
         settings = load_config(config, overrides or [])
         if dry_run:
-            from rlpipe.inputs import load_inputs
+            from rlpipe.generation.inputs import load_inputs
 
             typer.echo(load_inputs(settings).summary)
             return
-        from rlpipe.train import train as run_training
+        from rlpipe.training.train import train as run_training
 
         if requeued:
-            from rlpipe.checkpoints import has_checkpoint
+            from rlpipe.training.checkpoints import has_checkpoint
 
             resume = has_checkpoint(settings)
             overwrite = not resume
@@ -78,7 +78,7 @@ def sft(
 ) -> None:
     """Train a policy on prompts with answers, or on conversations."""
     with one_sentence(debug):
-        from rlpipe.supervised.train import sft as run_sft
+        from rlpipe.training.sft import sft as run_sft
 
         folder = run_sft(load_config(config, overrides or []), resume=resume, overwrite=overwrite)
         typer.echo(f"policy: {folder / 'policy'}")
@@ -88,7 +88,7 @@ def sft(
 def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Evaluate the policy at `model.path` on the evaluation sets."""
     with one_sentence(debug):
-        from rlpipe.evaluate import evaluate as run_evaluation
+        from rlpipe.commands.evaluate import evaluate as run_evaluation
 
         typer.echo(json.dumps(run_evaluation(load_config(config, overrides or [])), indent=2))
 
@@ -108,8 +108,8 @@ def report(
         if not table:
             _show_report(run_dir)
             return
-        from rlpipe.report.history import read_history
-        from rlpipe.report.table import performance_table
+        from rlpipe.monitoring.report.history import read_history
+        from rlpipe.monitoring.report.table import performance_table
 
         typer.echo(performance_table(read_history(run_dir), skip, window))
 
@@ -133,7 +133,7 @@ def flops(
 ) -> None:
     """Count a model's FLOPs for given sequence lengths, by layer type."""
     with one_sentence(debug):
-        from rlpipe.flops.command import parse_seqlens, run_flops
+        from rlpipe.commands.flops import parse_seqlens, run_flops
 
         typer.echo(run_flops(model, parse_seqlens(seqlens), convention, as_json))
 
@@ -147,8 +147,8 @@ def doctor(
 ) -> None:
     """Test this machine, and with CONFIG its run: each line ok, warn or fail, with the fix."""
     with one_sentence(debug):
-        from rlpipe.doctor.check import Status
-        from rlpipe.doctor.command import diagnose
+        from rlpipe.commands.doctor.check import Status
+        from rlpipe.commands.doctor.doctor_command import diagnose
 
         failed = 0
         for check in diagnose(config, overrides or [], quick):
@@ -170,7 +170,7 @@ def plan(
 ) -> None:
     """Say what a run will take, before anything starts: memory by part, disk, seconds by phase."""
     with one_sentence(debug):
-        from rlpipe.plan.command import run_plan
+        from rlpipe.commands.plan.plan_command import run_plan
 
         typer.echo(run_plan(config, overrides or [], cluster, response_tokens))
 
@@ -185,7 +185,7 @@ def launch(
 ) -> None:
     """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes."""
     with one_sentence(debug):
-        from rlpipe.launch import launch as prepare_launch
+        from rlpipe.commands.launch import launch as prepare_launch
 
         prepared = prepare_launch(config, overrides or [], cluster)
         if dry_run:
@@ -203,7 +203,7 @@ def wandb_dashboard(
 ) -> None:
     """Make a workspace with the panels of time, speed, ranks, compilation and learning."""
     with one_sentence(debug):
-        from rlpipe.dashboard.wandb import as_json, create, workspace
+        from rlpipe.monitoring.wandb_workspace import as_json, create, workspace
 
         view = workspace(entity, project)
         typer.echo(as_json(view) if dry_run else create(view))
@@ -223,7 +223,7 @@ def profile_collectives(
 ) -> None:
     """Train a few iterations, measure every collective, and write the policy that follows."""
     with one_sentence(debug):
-        from rlpipe.commguard import profile
+        from rlpipe.commands.commguard import profile
 
         table = profile(
             config,
@@ -243,7 +243,7 @@ def show_policy(
 ) -> None:
     """Print a policy with its evidence."""
     with one_sentence(debug):
-        from rlpipe.commguard import show
+        from rlpipe.commands.commguard import show
 
         typer.echo(show(policy))
 
@@ -258,7 +258,7 @@ def main() -> None:
 
 @contextmanager
 def one_sentence(debug: bool) -> Iterator[None]:
-    """Turns what the user can mend into one sentence and exit code 2, and Ctrl-C into exit code 130."""
+    """MemorySharing what the user can fix into one sentence and exit code 2, and Ctrl-C into exit code 130."""
     try:
         yield
     except RlpipeError as error:
@@ -272,7 +272,7 @@ def one_sentence(debug: bool) -> Iterator[None]:
 
 
 def _finish(folder: Path) -> None:
-    from rlpipe.report.history import read_history
+    from rlpipe.monitoring.report.history import read_history
 
     history = read_history(folder)
     for name in history.names("eval/", "/accuracy"):
@@ -282,7 +282,7 @@ def _finish(folder: Path) -> None:
 
 
 def _show_report(folder: Path) -> None:
-    from rlpipe.report import write_report
+    from rlpipe.monitoring.report import write_report
 
     files = write_report(folder)
     typer.echo(f"picture: {files.picture}\nreport:  {files.page}")

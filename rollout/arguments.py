@@ -7,8 +7,8 @@ from typing import Any
 
 from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.errors import ConfigError
-from rollout.environment import DeviceKind
+from rlpipe.shared.errors import ConfigError
+from rollout.engine_environment import DeviceKind
 
 # What rollout/ itself decides; the key that the user means instead, where there is one.
 _RESERVED = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import ray
 
-from rlpipe.errors import RlpipeError, RolloutError
-from rlpipe.sample import Status
+from rlpipe.shared.errors import RlpipeError, RolloutError
+from rlpipe.shared.sample import Status
 from rollout.dispatch import Dispatcher
 from rollout.requests import GenerateRequest, Generation
 
@@ -53,18 +53,18 @@ class EngineClient:
     async def abort(self) -> None:
         """Answers all requests now, with status ABORTED where they are not done. Returns when the engines are idle."""
         for request in self._dispatcher.take_waiting():
-            begun = request.begun
+            partial = request.partial
             self._resolve(
                 Generation(
                     request_id=request.request_id,
-                    token_ids=begun.token_ids,
-                    logprobs=begun.logprobs,
+                    token_ids=partial.token_ids,
+                    logprobs=partial.logprobs,
                     status=Status.ABORTED,
-                    versions=begun.versions,
+                    versions=partial.versions,
                     engine=-1,
                     seconds=0.0,
                     retractions=0,
-                    routes=begun.routes,
+                    routes=partial.routes,
                 )
             )
         try:

@@ -12,19 +12,20 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
-from rlpipe.errors import RolloutError, WeightSyncError
-from rlpipe.remote import WorkerAddress, register_worker
-from rlpipe.routes import Routes
-from rlpipe.sample import Status
-from rlpipe.weights import WeightBucket, WeightGroup
-from rollout import kv_memory, litter
+from rlpipe.shared.errors import RolloutError, WeightSyncError
+from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.remote import WorkerAddress, register_worker
+from rlpipe.shared.sample import Status
+from rlpipe.shared.weights import WeightBucket, WeightGroup
+from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
-from rollout.begun import Begun, interrupted
+from rollout.engine_usage import UsageClock
 from rollout.failures import check_model_folder, log_tail, start_failure
-from rollout.gate import Gate
 from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
-from rollout.request_batches import RequestBatches
+from rollout.partial_response import PartialResponse, interrupted
+from rollout.pause import GenerationPause
+from rollout.reported_routes import decoded_routes
 from rollout.requests import (
     DeviceMemory,
     EngineHealth,
@@ -35,10 +36,9 @@ from rollout.requests import (
     SamplingParameters,
     WeightReceipt,
 )
-from rollout.routes import decoded_routes
-from rollout.usage import UsageClock
-from rollout.version import check_sglang_version
-from rollout.weight_receiver import END_OF_BUCKET, VERIFY_VARIABLE
+from rollout.sglang_patches.request_batches import RequestBatches
+from rollout.sglang_patches.sglang_version import check_sglang_version
+from rollout.weights.receiver import END_OF_BUCKET, VERIFY_VARIABLE
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 1.0
@@ -64,7 +64,7 @@ class Engine:
         self._start_seconds = 0.0
         self._notes: tuple[str, ...] = ()
         self._request_tokens = 0
-        self._gate = Gate()
+        self._pause = GenerationPause()
         self._aborts = 0
         self._running: set[asyncio.Task[Generation]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
@@ -91,7 +91,7 @@ class Engine:
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
         _ignore_quit_signal()
-        litter.avoid_named_semaphores()
+        cleanup.avoid_named_semaphores()
         from rollout.sglang_engine import server_argument_names, start_sglang
 
         arguments = server_arguments(setup, server_argument_names()) | self._supported_kernels()
@@ -101,7 +101,7 @@ class Engine:
         except Exception as error:
             await self.stop()
             raise start_failure(setup, error) from None
-        litter.remove_opened_files(setup.instance)
+        cleanup.remove_opened_files(setup.instance)
         self._request_tokens = self._longest_request()
         self._start_seconds = time.perf_counter() - begin
         self._watcher = asyncio.create_task(self._watch_schedulers())
@@ -141,12 +141,12 @@ class Engine:
     async def abort(self) -> None:
         """Ends all requests now; they answer with status ABORTED and what they have. Returns when SGLang is idle."""
         self._aborts += 1
-        async with self._gate.closed(hurry=self._abort_in_sglang):
+        async with self._pause.paused(abort=self._abort_in_sglang):
             self._alive()
 
     async def sleep(self, parts: tuple[DeviceMemory, ...]) -> None:
         """Gives the device memory of `parts` back once running requests have ended. What was in it is lost."""
-        async with self._gate.closed():
+        async with self._pause.paused():
             self._alive()
             begin = time.perf_counter()
             if new := [part for part in parts if part not in self._freed]:
@@ -202,7 +202,7 @@ class Engine:
 
         Raises WeightSyncError when a bucket cannot be loaded; the engine's weights are unusable then.
         """
-        async with self._gate.closed(hurry=self._abort_in_sglang if in_flight else None):
+        async with self._pause.paused(abort=self._abort_in_sglang if in_flight else None):
             self._alive()
             self._check_holds("receiving weights", "weights")
             begin = time.perf_counter()
@@ -247,44 +247,44 @@ class Engine:
             self._sglang.tokenizer_manager._subprocess_watchdog.stop()
             self._sglang = None
             self._death = RolloutError(f"engine {self._setup.index} was stopped")
-        litter.end_children()
-        litter.remove_files(self._setup.instance)
+        cleanup.end_children()
+        cleanup.remove_files(self._setup.instance)
 
     async def _generate_one(self, request: GenerateRequest) -> Generation:
         begin, aborts = time.perf_counter(), self._aborts
         limit, ends, retractions = request.sampling.max_new_tokens, self._end_ids(request.sampling), 0
-        # What was begun may be whole: asked for no token, SGLang answers with the log-probability of one.
-        begun, status = interrupted(request.begun, ends, (), limit)
+        # What was partial may be whole: asked for no token, SGLang answers with the log-probability of one.
+        partial, status = interrupted(request.partial, ends, (), limit)
         while status is Status.ABORTED and self._aborts == aborts:
-            async with self._gate.passage():
+            async with self._pause.running():
                 if self._aborts != aborts:
                     break
-                begun, status, restarts = await self._ask(request, begun)
+                partial, status, restarts = await self._ask(request, partial)
             retractions += restarts
             if status is Status.ABORTED:
-                begun, status = interrupted(begun, ends, request.sampling.stop, limit)
+                partial, status = interrupted(partial, ends, request.sampling.stop, limit)
         return Generation(
             request_id=request.request_id,
-            token_ids=begun.token_ids,
-            logprobs=begun.logprobs,
+            token_ids=partial.token_ids,
+            logprobs=partial.logprobs,
             status=status,
-            versions=begun.versions,
+            versions=partial.versions,
             engine=self._setup.index,
             seconds=time.perf_counter() - begin,
             retractions=retractions,
-            routes=begun.routes,
+            routes=partial.routes,
         )
 
-    async def _ask(self, request: GenerateRequest, begun: Begun) -> tuple[Begun, Status, int]:
+    async def _ask(self, request: GenerateRequest, partial: PartialResponse) -> tuple[PartialResponse, Status, int]:
         """Lets SGLang go on; also how often a full KV pool made it start over."""
         from sglang.srt.managers.io_struct import GenerateReqInput
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         parameters = sglang_sampling(request.sampling, request.seed)
-        parameters["max_new_tokens"] -= len(begun.token_ids)
+        parameters["max_new_tokens"] -= len(partial.token_ids)
         answers = self._sglang.tokenizer_manager.generate_request(
             GenerateReqInput(
-                input_ids=[*request.prompt_ids, *begun.token_ids],
+                input_ids=[*request.prompt_ids, *partial.token_ids],
                 sampling_params=parameters,
                 return_logprob=True,
                 return_routed_experts=self._setup.routes_shape is not None,
@@ -294,7 +294,7 @@ class Engine:
         try:
             answer = await anext(answers)
         except RequestAbortedError:  # before it reached the scheduler
-            return begun, Status.ABORTED, 0
+            return partial, Status.ABORTED, 0
         meta = answer["meta_info"]
         logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
         token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
@@ -304,16 +304,16 @@ class Engine:
                 f"tokens and {len(logprobs)} log-probabilities"
             )
         self._usage.count(len(token_ids), retractions)
-        routes = self._routes(request, begun, answer)
-        extended = begun.extended(token_ids, logprobs, self._version, routes)
+        routes = self._routes(request, partial, answer)
+        extended = partial.extended(token_ids, logprobs, self._version, routes)
         return extended, _STATUS[meta["finish_reason"]["type"]], retractions
 
-    def _routes(self, request: GenerateRequest, begun: Begun, answer: dict[str, Any]) -> Routes | None:
+    def _routes(self, request: GenerateRequest, partial: PartialResponse, answer: dict[str, Any]) -> Routes | None:
         """Routes of the whole sequence. Raises RolloutError when SGLang leaves out some."""
         shape = self._setup.routes_shape
         if shape is None:
             return None
-        tokens = len(request.prompt_ids) + len(begun.token_ids) + len(answer["output_ids"])
+        tokens = len(request.prompt_ids) + len(partial.token_ids) + len(answer["output_ids"])
         try:
             return decoded_routes(answer["meta_info"], tokens, shape)
         except ValueError as error:
@@ -328,7 +328,7 @@ class Engine:
         """Arguments in place of SGLang's own choices that cannot run here; the user's choice stays."""
         if self._setup.device == "cpu" or "attention_backend" in self._setup.engine.sglang:
             return {}
-        from rollout.attention_kernel import supported_attention
+        from rollout.sglang_patches.attention_kernel import supported_attention
 
         backend, note = supported_attention()
         self._notes = (note,) if note else ()
@@ -462,7 +462,7 @@ def _ignore_quit_signal() -> None:
 
 def _use_own_temporary_folder(instance: str) -> None:
     """Sockets and scratch files of SGLang go into a folder that can be removed as a whole."""
-    litter.remove_abandoned()
-    folder = litter.claim_directory(instance)
+    cleanup.remove_abandoned()
+    folder = cleanup.claim_directory(instance)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)

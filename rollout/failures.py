@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlpipe.errors import ModelError, ResourceError, RlpipeError, RolloutError
+from rlpipe.shared.errors import ModelError, ResourceError, RlpipeError, RolloutError
 from rollout.arguments import EngineSetup
 
 _TAIL_BYTES = 16_384

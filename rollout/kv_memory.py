@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from rlpipe.errors import ResourceError
+from rlpipe.shared.errors import ResourceError
 from rollout.arguments import EngineSetup
 
 _KEEP_FREE_BYTES = 512 * 2**20

@@ -12,17 +12,17 @@ from typing import Any, Self
 import ray
 
 from rlpipe.config.root import Config
-from rlpipe.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
-from rlpipe.flops import load_model_shape
+from rlpipe.flops.route_shape import route_shape
 from rlpipe.jit_monitor import worker_caches
-from rlpipe.remote import WorkerAddress, cluster_accelerator, deadline_error, gather
-from rlpipe.routes import route_shape
-from rlpipe.weights import WeightBucket, WeightGroup
+from rlpipe.model.hf_config import load_model_shape
+from rlpipe.shared.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
+from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, deadline_error, gather
+from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
+from rollout.cleanup import engine_directory, remove_files
 from rollout.client import EngineClient
-from rollout.environment import DeviceKind, engine_environment
+from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.failures import log_tail
-from rollout.litter import engine_directory, remove_files
 from rollout.requests import DeviceMemory, EngineHealth, EngineRecord, EngineUsage, GenerateRequest, Generation
 
 _STOP_SECONDS = 30.0
@@ -275,7 +275,7 @@ def _setup(
         request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
         needs_tokenizer=config.uses_stop_strings,
         verify_weights=config.weight_sync.verify,
-        memory_saver=device == "cuda" and config.ray.takes_turns(gpus=True),
+        memory_saver=device == "cuda" and config.ray.shares_memory(gpus=True),
         seed=config.seed,
         instance=instance,
         routes_shape=_routes_shape(config, model_path),

@@ -7,10 +7,10 @@ from typing import Literal
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.jit_monitor import JitReport
-from rlpipe.phases import Span
-from rlpipe.routes import Routes
-from rlpipe.sample import Status, VersionSpan
-from rollout.begun import Begun
+from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.phases import Span
+from rlpipe.shared.sample import Status, VersionSpan
+from rollout.partial_response import PartialResponse
 
 DeviceMemory = Literal["weights", "kv_cache"]
 """What of an engine's device memory can be given back, by SGLang's names."""
@@ -73,7 +73,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One response to generate, or to go on with: `begun` counts within `sampling.max_new_tokens`.
+    """One response to generate, or to go on with: `partial` counts within `sampling.max_new_tokens`.
 
     `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait.
     """
@@ -82,7 +82,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParameters
     seed: int
-    begun: Begun = Begun()
+    partial: PartialResponse = PartialResponse()
     urgent: bool = False
 
     @property
@@ -93,7 +93,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one request, with what was begun before. `status` ABORTED: it can go on as another's `begun`.
+    """The answer to one request, with what was partial before. `status` ABORTED: it can go on as another's `partial`.
 
     `logprobs` has one natural logarithm per token of `token_ids`, under softmax(logits / temperature) before top-k and
     top-p filtering (at temperature 0: softmax(logits)). `seconds` runs from the engine's receipt of the request to its
@@ -111,8 +111,8 @@ class Generation:
     routes: Routes | None = field(default=None, compare=False)
 
     @property
-    def begun(self) -> Begun:
-        return Begun(self.token_ids, self.logprobs, self.versions, self.routes)
+    def partial(self) -> PartialResponse:
+        return PartialResponse(self.token_ids, self.logprobs, self.versions, self.routes)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,9 @@ class EngineRecord:
 
 @dataclass(frozen=True)
 class WeightReceipt:
-    """What one engine received. `checksums` has one per bucket, of the bytes that arrived (`rlpipe.weights.checksum`);
-    it is empty unless `weight_sync.verify` is set. `seconds` leaves out waiting for running requests.
+    """What one engine received. `checksums` has one per bucket, of the bytes that arrived
+    (`rlpipe.shared.weights.checksum`); it is empty unless `weight_sync.verify` is set. `seconds` leaves out waiting for
+    running requests.
     """
 
     engine: int

@@ -12,7 +12,7 @@ from sglang.srt.server_args import (
     add_deterministic_attention_backend_choices,
 )
 
-from rollout.scheduler_process import run_scheduler
+from rollout.sglang_patches.scheduler_process import run_scheduler
 
 
 def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:

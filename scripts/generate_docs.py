@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import section_of
 from rlpipe.config.root import Config
-from rlpipe.metrics.dictionary import METRICS
+from rlpipe.monitoring.metric_dictionary import METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _HEAD = "<!-- Written by scripts/generate_docs.py: change the code, then run it. -->\n"

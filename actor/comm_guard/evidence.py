@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actor.comm_guard.operations import SIZE_CLASSES
-from actor.comm_guard.policy import Policy, Rule, Stack, Threshold, Verdict
-from rlpipe.errors import ResourceError
+from actor.collectives.operations import SIZE_CLASSES
+from actor.comm_guard.rules import Policy, Rule, Stack, Threshold, Verdict
+from rlpipe.shared.errors import ResourceError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from actor.comm_guard.probe import Driver, Reading
-from rlpipe.errors import ResourceError
+from rlpipe.shared.errors import ResourceError
 
 
 @dataclass(frozen=True)

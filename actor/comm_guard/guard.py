@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from actor.collectives.interception import Method, intercept
+from actor.collectives.operations import POSITIONAL_ARGUMENTS, first_tensor, message_bytes, size_class
 from actor.comm_guard.failure import Call, explain
-from actor.comm_guard.interception import Method, intercept
-from actor.comm_guard.operations import POSITIONAL_ARGUMENTS, first_tensor, message_bytes, size_class
 from actor.comm_guard.places import Place, place_of
-from actor.comm_guard.policy import Policy
 from actor.comm_guard.probe import Driver, Probe, Shortage
+from actor.comm_guard.rules import Policy
 from actor.comm_guard.short_way import with_short_way
 
 NCCL = ("nccl",)

@@ -8,11 +8,11 @@ import torch
 
 from actor.comm_guard.guard import CommGuard
 from actor.comm_guard.observer import Observer
-from actor.comm_guard.policy import DEFAULT_POLICY, Policy, Stack, Threshold, load_policy
 from actor.comm_guard.probe import CudaDriver
+from actor.comm_guard.rules import DEFAULT_RULES, Policy, Stack, Threshold, load_policy
 from actor.comm_guard.stack import present_stack
 from rlpipe.config.comm_guard import CommGuardConfig
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def install_comm_guard(config: CommGuardConfig, rank: int) -> Guard:
 
 def configured_policy(config: CommGuardConfig) -> Policy:
     """The policy's file, with the threshold of the configuration where that has one."""
-    policy = load_policy(DEFAULT_POLICY if config.policy is None else Path(config.policy))
+    policy = load_policy(DEFAULT_RULES if config.policy is None else Path(config.policy))
     if config.threshold_share is None and config.threshold_bytes is None:
         return policy
     threshold = Threshold(share=config.threshold_share, size_bytes=config.threshold_bytes)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actor.collectives.interception import Method, intercept
+from actor.collectives.operations import first_tensor, message_bytes, size_class
 from actor.comm_guard.evidence import Evidence, Observation
 from actor.comm_guard.failure import Call, explain
 from actor.comm_guard.guard import NCCL
-from actor.comm_guard.interception import Method, intercept
-from actor.comm_guard.operations import first_tensor, message_bytes, size_class
 from actor.comm_guard.places import Place, place_of
-from actor.comm_guard.policy import Stack
 from actor.comm_guard.probe import Driver, Probe
+from actor.comm_guard.rules import Stack
 
 
 @dataclass(frozen=True)

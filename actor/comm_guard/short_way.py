@@ -7,7 +7,7 @@ collectives; so there is one for each number of arguments that torch.distributed
 from collections.abc import Callable
 from typing import Any
 
-from actor.comm_guard.interception import Method
+from actor.collectives.interception import Method
 
 _ABSENT = object()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from actor.comm_guard.policy import Stack
+from actor.comm_guard.rules import Stack
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -10,12 +10,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from actor.hf.checkpoint import HfCheckpoint
-from actor.hf.placement import global_name, has_mtp, local_parameter, local_parameters, shard_group, table_of
-from actor.hf.plan import export_plan
-from actor.hf.table import PADDING, Entry
-from actor.models.description import ModelDescription
-from actor.models.policy import policy_of
+from actor.hf.safetensors_reader import HfCheckpoint
+from actor.hf.tensor_placement import global_name, has_mtp, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.weight_table import PADDING, Entry, export_plan
+from actor.models.policy_model import policy_of
+from rlpipe.model.description import ModelDescription
 
 __all__ = ["export_plan", "iter_export", "parameter_hf_names", "save_hf"]
 

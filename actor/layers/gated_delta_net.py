@@ -22,7 +22,7 @@ from actor.layers.context_parallel import heads_to_tokens, tokens_to_heads
 from actor.layers.fusion import fused
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.packed import PackedSequences
-from actor.models.description import GatedDeltaNetSizes
+from rlpipe.model.description import GatedDeltaNetSizes
 
 SECTIONS = ("query", "key", "value", "z", "beta", "alpha")
 

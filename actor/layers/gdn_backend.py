@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from packaging.version import Version
 
-from actor.models.description import GatedDeltaNetSizes
-from rlpipe.errors import ConfigError, ResourceError
+from rlpipe.model.description import GatedDeltaNetSizes
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 GdnBackend = Literal["torch", "fla", "flashqla"]
 _PACKAGES = ("fla-core", "triton", "flash-qla", "tilelang")

@@ -17,7 +17,7 @@ import torch
 from actor.layers.gdn_backend import GdnBackend
 from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
 from actor.layers.packed import PackedSequences
-from rlpipe.errors import ActorError
+from rlpipe.shared.errors import ActorError
 
 logger = logging.getLogger(__name__)
 

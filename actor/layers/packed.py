@@ -14,8 +14,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 
 from rlpipe.config.actor import ParallelConfig
-from rlpipe.errors import ActorError
-from rlpipe.pack import Pack
+from rlpipe.shared.errors import ActorError
+from rlpipe.shared.pack import Pack
 
 Rows = NDArray[np.int64]
 

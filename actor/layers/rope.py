@@ -8,7 +8,7 @@ import math
 import torch
 
 from actor.layers.fusion import fused
-from actor.models.description import Rope, RopeScaling
+from rlpipe.model.description import Rope, RopeScaling
 
 
 def inverse_frequencies(rope: Rope) -> torch.Tensor:

@@ -24,7 +24,7 @@ class ReplayRouter(TopKRouter):
         return Logits.apply(input.flatten(0, -2), self.weight).unflatten(0, input.shape[:-1])
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(weights, choices): float32 and int64, both [tokens, experts per token]; see `actor.layers.dispatch`."""
+        """(weights, choices): float32 and int64, both [tokens, experts per token]; see `expert_dispatch`."""
         scores = logits.flatten(0, -2)
         if self.config.moe_router_pre_softmax:
             scores = scores.softmax(-1, dtype=torch.float32)

@@ -5,3 +5,6 @@
 
 `actor.losses.objective` adds the KL and entropy terms and the metrics that all losses share.
 """
+
+import actor.losses.clipped
+import actor.losses.clipped_variants  # noqa: F401

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from actor.losses.correction import correct_mismatch
 from actor.losses.kl import kl_estimate
-from actor.losses.registry import find_loss
+from actor.losses.loss_registry import find_loss
 from actor.losses.requirements import SUPERVISED, needs_reference
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class LossInputs:
     """The tokens of ONE WHOLE pack in its own order, on the device, whatever the parallel layout: token tensors are
-    float32 [T], aligned by prediction as in `rlpipe.pack.Pack`, and 0 where `mask` is 0.
+    float32 [T], aligned by prediction as in `rlpipe.shared.pack.Pack`, and 0 where `mask` is 0.
 
     logprobs: log-probability of each target under the policy being trained; the only one with a gradient besides
         `entropy`.

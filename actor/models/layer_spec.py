@@ -22,7 +22,7 @@ from actor.layers.experts import GroupedExperts
 from actor.layers.gated_delta_net import GatedDeltaNet
 from actor.layers.norm import Norm
 from actor.layers.router import ReplayRouter
-from actor.models.description import LayerKind, ModelDescription
+from rlpipe.model.description import LayerKind, ModelDescription
 
 
 class TorchSpecProvider(LocalSpecProvider):

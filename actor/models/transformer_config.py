@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from actor.layers.gdn_backend import choose_gdn_backend
-from actor.models.description import ModelDescription
 from rlpipe.config.actor import ActorConfig, ParallelConfig
-from rlpipe.errors import ModelError
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import ModelError
 
 
 def transformer_config(model: ModelDescription, actor: ActorConfig) -> TransformerConfig:

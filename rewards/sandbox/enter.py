@@ -1,4 +1,4 @@
-"""Runs one program with as little as possible: a script of its own, started by `rewards.sandbox.run`.
+"""Runs one program with as little as possible: a script of its own, started by `rewards.sandbox.program`.
 
 It reads a request (JSON) from standard input and writes what happened (JSON) to standard output. It imports nothing but
 the standard library, because it runs without the packages of its environment. With namespaces it is three processes:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.dotted import named_function
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import named_function
 
 Scores = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rlpipe.algorithms.advantages import Advantages, ScoredBatch, advantage_function, equal_score_groups
 from rlpipe.algorithms.shaping import KLBySample, mask_truncated, overlong_penalty
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import DataError
-from rlpipe.sample import Sample, Status
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.sample import Sample, Status
 
 
 @dataclass(frozen=True)

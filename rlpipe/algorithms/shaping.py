@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpipe.sample import Sample, Status
+from rlpipe.shared.sample import Sample, Status
 
 
 def overlong_penalty(response_tokens: int, max_response_tokens: int, buffer_tokens: int) -> float:

@@ -2,18 +2,18 @@
 
 from rlpipe.batching.advisor import BudgetAdvice, advise_budget
 from rlpipe.batching.aggregation import sequence_weights
-from rlpipe.batching.iteration import (
+from rlpipe.batching.limits import PackLimits
+from rlpipe.batching.logprobs import attach_logprobs, logprobs_by_sample, response_logprobs
+from rlpipe.batching.pack_plan import CostModel, PackPlan, cost_per_length, plan_packs, proportional_cost
+from rlpipe.batching.pack_report import PackReport, report_on
+from rlpipe.batching.sequences import TrainingSequence, sequence_of, supervised_sequence
+from rlpipe.batching.training_packs import (
     ForwardPacks,
     TrainingPacks,
     pack_for_logprobs,
     pack_for_training,
     pack_sequences,
 )
-from rlpipe.batching.limits import PackLimits
-from rlpipe.batching.logprobs import attach_logprobs, logprobs_by_sample, response_logprobs
-from rlpipe.batching.plan import CostModel, PackPlan, cost_per_length, plan_packs, proportional_cost
-from rlpipe.batching.report import PackReport, report_on
-from rlpipe.batching.sequences import TrainingSequence, sequence_of, supervised_sequence
 
 __all__ = [
     "BudgetAdvice",

@@ -6,9 +6,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.layout import ActorLayout
 from rlpipe.config.actor import ActorConfig
-from rlpipe.errors import ConfigError
+from rlpipe.config.layout import ActorLayout
+from rlpipe.shared.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class PackLimits:
 
     budget_tokens: tokens of one pack over all its context-parallel ranks, padding included.
     sequence_multiple: each sequence is padded to a multiple of it (2 x CP for the zigzag split).
-    pack_multiple: the whole pack is padded to a multiple of it (see `actor.layout.ActorLayout`, and length buckets).
+    pack_multiple: the whole pack is padded to a multiple of it (`rlpipe.config.layout.ActorLayout`, length buckets).
     count_multiple: the packs of a rank are a multiple of it (the stages of an interleaved pipeline schedule).
     """
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpipe.errors import DataError
-from rlpipe.pack import Pack
-from rlpipe.sample import Sample
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.pack import Pack
+from rlpipe.shared.sample import Sample
 
 LogprobsBySample = Mapping[str, NDArray[np.float32]]
 """Per sample id float32 [prompt + response], aligned by prediction."""

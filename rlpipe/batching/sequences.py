@@ -1,4 +1,4 @@
-"""One sequence ready to be laid into a pack: arrays aligned by prediction (see `rlpipe.pack`)."""
+"""One sequence ready to be laid into a pack: arrays aligned by prediction (see `rlpipe.shared.pack`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpipe.errors import DataError
-from rlpipe.sample import Sample
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.sample import Sample
 
 
 @dataclass(frozen=True)

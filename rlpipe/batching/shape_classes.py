@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from rlpipe.batching.build import build_pack
+from rlpipe.batching.build_pack import build_pack
 from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.sequences import TrainingSequence
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 _FEW = (1, 2, 3)
 _MANY = 16

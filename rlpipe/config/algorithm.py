@@ -36,7 +36,7 @@ class OverlongConfig(Section):
     """Leave truncated responses out of the loss (overlong filtering); their score still counts in the group."""
 
     buffer_tokens: int = Field(0, ge=0)
-    """Soft punishment: over the last so many tokens before the limit the score falls linearly. 0: none."""
+    """Soft punishment: over the last N tokens before the limit the score falls linearly. 0: none."""
 
     penalty: float = Field(1.0, gt=0)
     """What is subtracted at the limit."""

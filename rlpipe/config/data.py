@@ -81,7 +81,7 @@ class EvalDatasetConfig(DatasetConfig):
     """Answers per problem; above 1 they are sampled and pass@k is reported."""
 
     interval_iterations: int | None = Field(None, ge=0)
-    """Evaluate on this set after every so many iterations; 0: only before the first and after the last one."""
+    """Evaluate on this set after every N iterations; 0: only before the first and after the last one."""
 
     sampling: SamplingOverrides = SamplingOverrides()
     """Sampling on this data set."""
@@ -110,7 +110,7 @@ class EvalConfig(Section):
     """Evaluation data sets; none: no evaluation."""
 
     interval_iterations: int = Field(10, ge=0)
-    """Evaluate after every so many iterations; 0: only before the first and after the last one."""
+    """Evaluate after every N iterations; 0: only before the first and after the last one."""
 
     before_training: bool = True
     """Evaluate the initial policy."""

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rlpipe.config.root import Config
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_REFERENCE_DEPTH = 10

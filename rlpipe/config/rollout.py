@@ -61,7 +61,7 @@ class GenerateConfig(Section):
 
     function: str = "single_turn"
     """`single_turn`, `calculator` (a worked example of several turns with a tool), or your own as
-    `package.module:function`: an `async def` that takes a `rlpipe.rollouts.conversation.Conversation`."""
+    `package.module:function`: an `async def` that takes a `rlpipe.generation.conversation.Conversation`."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
@@ -109,11 +109,11 @@ class RolloutConfig(Section):
     `equal_rewards` (dynamic sampling of DAPO), `truncated`, or your own as `package.module:function`."""
 
     max_groups_factor: float = Field(4.0, ge=1)
-    """At most so many times `prompts_per_iteration` groups are begun for an iteration; then it is trained with fewer
+    """At most N times `prompts_per_iteration` groups are begun for an iteration; then it is trained with fewer
     (`rollout/missing_groups_count`)."""
 
     oversampling: float = Field(1.0, ge=1)
-    """Begin so many times `prompts_per_iteration` groups; when enough have finished, the others are aborted."""
+    """Start N times `prompts_per_iteration` groups; when enough have finished, the others are aborted."""
 
     partial: bool = False
     """Go on with aborted responses in the next iteration; otherwise they are dropped and counted."""

@@ -17,11 +17,11 @@ from rlpipe.config.run import (
     DeadlinesConfig,
     RayConfig,
     RunConfig,
+    TraceConfig,
     TrackersConfig,
     WeightSyncConfig,
 )
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
-from rlpipe.config.trace import TraceConfig
 
 
 class Config(Section):

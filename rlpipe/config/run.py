@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from rlpipe.config.base import Section
 
@@ -22,7 +22,7 @@ class CheckpointConfig(Section):
     """Saving and resuming."""
 
     interval_iterations: int = Field(0, ge=0)
-    """Save after every so many iterations and after the last one; 0 saves nothing."""
+    """Save after every N iterations and after the last one; 0 saves nothing."""
 
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
@@ -90,12 +90,12 @@ class RayConfig(Section):
     """Logical CPUs of a local cluster; as many as the run's workers need when empty."""
 
     nodes: int = Field(1, ge=1)
-    """Wait until so many nodes have joined the cluster, within `deadlines.start_seconds`."""
+    """Wait until N nodes have joined the cluster, within `deadlines.start_seconds`."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the workers on all nodes. Never secrets: the configuration is saved and logged."""
 
-    def takes_turns(self, gpus: bool) -> bool:
+    def shares_memory(self, gpus: bool) -> bool:
         """Whether engines and actor sleep while the others work. gpus: they run on GPUs."""
         return self.colocate and (self.sleep == "always" or (self.sleep == "auto" and gpus))
 
@@ -111,3 +111,10 @@ class RunConfig(Section):
 
     iterations: int = Field(ge=1)
     """Iterations in all, resumed ones included."""
+
+
+class TraceConfig(Section):
+    """A file `traces/iteration_*.json` in the run folder for Perfetto: driver, engines and actor processes together."""
+
+    iterations: list[PositiveInt] = Field(default_factory=list)
+    """Iterations of which a timeline is written."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.rows import Row, load_rows
-from rlpipe.errors import DataError, ModelError
-from rlpipe.sample import Prompt
+from rlpipe.shared.errors import DataError, ModelError
+from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

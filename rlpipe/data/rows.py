@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe.config.data import DatasetConfig
-from rlpipe.errors import ConfigError, DataError
+from rlpipe.shared.errors import ConfigError, DataError
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 

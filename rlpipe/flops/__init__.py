@@ -3,7 +3,6 @@
 from rlpipe.flops.breakdown import FlopsBreakdown, Frozen, Part, PartFlops, SequenceCost, model_flops, sequence_cost
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
-from rlpipe.flops.hf_config import load_model_shape, model_shape
 from rlpipe.flops.lengths import batch_lengths
 from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.trained import weight_gradient_flops
@@ -23,9 +22,7 @@ __all__ = [
     "SequenceCost",
     "batch_lengths",
     "hardware_flops",
-    "load_model_shape",
     "model_flops",
-    "model_shape",
     "sequence_cost",
     "tflops_per_gpu",
     "utilization",

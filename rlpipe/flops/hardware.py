@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlpipe.errors import ConfigError
 from rlpipe.flops.breakdown import Frozen, Part, feed_forward_flops, mixer_flops, model_flops
 from rlpipe.flops.convention import Convention, doubled_pairs
 from rlpipe.flops.layers import DecoderLayer, DenseFeedForward, GatedDeltaNet, LatentAttention, MixtureOfExperts
 from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.vision import Grid
+from rlpipe.shared.errors import ConfigError
 
 Granularity = Literal["none", "selective", "full"]
 

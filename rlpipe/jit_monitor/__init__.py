@@ -11,7 +11,7 @@ from rlpipe.jit_monitor.alarms import AlarmRules, refuse_alarms
 from rlpipe.jit_monitor.caches import cache_environment, worker_caches
 from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport, StepStall
 from rlpipe.jit_monitor.guards import host_integer, refuse_recompiling_flash_attention
-from rlpipe.jit_monitor.metrics import jit_metrics
+from rlpipe.jit_monitor.jit_metrics import jit_metrics
 from rlpipe.jit_monitor.monitor import JitMonitor, JitSettings
 from rlpipe.jit_monitor.stall_log import stall_log
 

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from rlpipe.errors import JitError
 from rlpipe.jit_monitor.events import JitAlarm, JitEvent, JitReport
+from rlpipe.shared.errors import JitError
 
 # One tuning run compiles each of its configurations, one `torch.compile` several kernels: an alarm names the cause.
 _SPEAK_FOR_WHAT_IS_INSIDE = frozenset({"triton_autotune", "dynamo"})

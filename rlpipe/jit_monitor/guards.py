@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
-from rlpipe.errors import ActorError
+from rlpipe.shared.errors import ActorError
 
 _FIRST_SOUND_FLASH_ATTENTION_4 = Version("4.0.0b28")
 

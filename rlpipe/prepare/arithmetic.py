@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlpipe.config.model import ArithmeticTaskConfig
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 Problem = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from rlpipe.config.supervised import SupervisedConfig
 from rlpipe.data import load_prompts
 from rlpipe.data.prompts import fill_from_row, message_list
 from rlpipe.data.rows import load_rows
-from rlpipe.errors import DataError
-from rlpipe.sample import Prompt
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlpipe.batching.pack_plan import flops_cost
 from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.supervised import WarmStartConfig
-from rlpipe.console import Console
-from rlpipe.inputs import Inputs
-from rlpipe.learner import flops_cost
+from rlpipe.generation.inputs import Inputs
+from rlpipe.monitoring.console import Console
 from rlpipe.supervised.examples import answer_sequence
-from rlpipe.supervised.packing import supervised_packs
+from rlpipe.supervised.supervised_packs import supervised_packs
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from rlpipe.weights import WeightBucket, checksum
-from rollout.weight_sources import SharedBuffers
+from rlpipe.shared.weights import WeightBucket, checksum
+from rollout.weights.sources import SharedBuffers
 
 
 def read_buckets(plan: tuple[WeightBucket, ...], source: SharedBuffers) -> tuple[dict[str, Any], tuple[str, ...]]:

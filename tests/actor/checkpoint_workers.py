@@ -10,11 +10,11 @@ from train_workers import split, trainer, weights, whole_batch
 
 from actor.background_writer import BackgroundWrite
 from actor.checkpoint import Checkpointer
-from actor.checkpoint_folder import checkpoint_path, complete_checkpoints, partial_path
 from actor.trainer import Trainer
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import CheckpointError
+from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoints, partial_path
+from rlpipe.shared.errors import CheckpointError
 
 SUPERVISED = AlgorithmConfig(loss="sft")
 SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1, decay_steps=9, weight_decay=0.1)

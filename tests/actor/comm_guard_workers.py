@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from actor.comm_guard.guard import CommGuard
 from actor.comm_guard.observer import Observer
-from actor.comm_guard.policy import Policy, Stack, load_policy
+from actor.comm_guard.rules import Policy, Stack, load_policy
 
 GLOO = ("gloo",)
 

@@ -10,7 +10,7 @@ from train_workers import trainer
 from actor.checkpoint import Checkpointer
 from actor.hf.export import save_hf
 from actor.trainer import Trainer
-from rlpipe.errors import ActorError
+from rlpipe.shared.errors import ActorError
 
 
 def all_cases(rank: int, count: int, cases: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -25,13 +25,13 @@ def freed_between_steps(rank: int, count: int, path: Path, options: dict[str, An
     bits = []
     for _ in range(3):
         before = _bits(freed)
-        freed.hold("nothing")
+        freed.keep_resident("nothing")
         left = _storage_bytes(freed)
-        freed.hold("weights")
+        freed.keep_resident("weights")
         restored = _bits(freed)
         logprobs = [policy.logprobs(my_packs(policy), which) for policy in (plain, freed)
                     for which in ("policy", "reference")]  # fmt: skip
-        freed.hold("all")
+        freed.keep_resident("all")
         metrics.append([policy.train_step(my_packs(policy), SUPERVISED).metrics for policy in (plain, freed)])
         bits.append((before, restored))
         same = [
@@ -53,7 +53,7 @@ def refused_calls(rank: int, count: int, path: Path, folder: Path) -> dict[str, 
     policy = trainer(path, count, reference=True, optimizer=SCHEDULE)
     saver = Checkpointer(policy, keep=1)
     saver.save(folder, 1, {})
-    policy.hold("nothing")  # while the checkpoint is still being written
+    policy.keep_resident("nothing")  # while the checkpoint is still being written
     saver.finish()
     calls = {
         "train": lambda: policy.train([my_packs(policy)], SUPERVISED),
@@ -65,11 +65,11 @@ def refused_calls(rank: int, count: int, path: Path, folder: Path) -> dict[str, 
         "save_hf": lambda: save_hf(policy.policy, policy.description, folder / "hf", path),
     }
     found = {f"nothing {name}": _error(call) for name, call in calls.items() if name != "save_hf"}
-    policy.hold("weights")
+    policy.keep_resident("weights")
     found |= {f"weights {name}": _error(call) for name, call in calls.items()}
     saver.finish()
-    policy.hold("nothing")
-    policy.hold("all")
+    policy.keep_resident("nothing")
+    policy.keep_resident("all")
     return found | {"all train": _error(calls["train"])}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from train_support import VOCABULARY
 
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 SIZES = {
     "vocab_size": VOCABULARY,

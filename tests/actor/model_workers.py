@@ -23,20 +23,20 @@ from train_support import make_pack
 from actor.distributed import start_model_parallel
 from actor.head import response_logprobs
 from actor.hf.export import iter_export, save_hf
-from actor.hf.load import load_hf
+from actor.hf.load_weights import load_hf
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.gdn_kernels import load_kernels
 from actor.layers.gdn_torch import chunked_delta_rule
 from actor.layers.packed import PackedSequences, pack_to_device
-from actor.models.build import build_model, read_model, reduce_replicated_gradients
-from actor.models.description import ModelDescription
-from actor.models.policy import PolicyModel, head_weight
+from actor.models.build_model import build_model, read_model, reduce_replicated_gradients
+from actor.models.policy_model import PolicyModel, head_weight
 from actor.models.transformer_config import transformer_config
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import ModelError
-from rlpipe.pack import Pack
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import ModelError
+from rlpipe.shared.pack import Pack
 
 
 def _each_layout(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from train_support import in_module_worker, run_processes
 
-from actor.comm_guard.operations import DISPATCHER_NAMES
-from actor.comm_guard.policy import load_policy
+from actor.collectives.operations import DISPATCHER_NAMES
+from actor.comm_guard.rules import load_policy
 
 SKIPPED = {
     "all_gather_into_tensor", "allgather_into_tensor_coalesced", "barrier", "broadcast_object_list",

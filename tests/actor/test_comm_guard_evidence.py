@@ -9,10 +9,10 @@ from train_support import in_module_worker, run_processes
 
 from actor.comm_guard.evidence import Evidence, evidence_table, policy_of, read_evidence
 from actor.comm_guard.install import check_stack, configured_policy, install_comm_guard
-from actor.comm_guard.policy import Stack, Threshold, load_policy, policy_table, save_policy
+from actor.comm_guard.rules import Stack, Threshold, load_policy, policy_table, save_policy
 from actor.comm_guard.stack import driver_version
 from rlpipe.config.comm_guard import CommGuardConfig
-from rlpipe.errors import ConfigError, ResourceError
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 
 @pytest.fixture(scope="module")

@@ -67,5 +67,5 @@ def test_calls_that_need_what_was_freed_are_refused(policies, tmp_path):
         *("train", "logprobs", "set_reference", "reset_optimizer", "save", "load")
     }
     assert [name for name, error in found.items() if "only its weights" in error] == ["weights train"]
-    assert "call ActorGroup.hold('all') first" in found["weights train"]
+    assert "call ActorGroup.keep_resident('all') first" in found["weights train"]
     assert not found["all train"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from actor.layers.gdn_backend import Machine, choose_gdn_backend
-from actor.models.description import GatedDeltaNetSizes
-from rlpipe.errors import ConfigError, ResourceError
+from rlpipe.model.description import GatedDeltaNetSizes
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 SIZES = GatedDeltaNetSizes(16, 32, key_dim=128, value_dim=128, conv_width=4, fused_projections=False)
 PACKAGES = {"fla-core": "0.6.0", "triton": "3.6.0", "flash-qla": "0.1.3", "tilelang": "0.1.11"}

@@ -22,8 +22,8 @@ from model_support import (
 )
 from train_support import run_processes
 
-from actor.hf.plan import export_plan
-from actor.models.families import read_model
+from actor.hf.weight_table import export_plan
+from rlpipe.model.families import read_model
 
 TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
 QWEN2 = TinyModel("qwen2", "qwen2", {"head_dim": None, "num_attention_heads": 6})

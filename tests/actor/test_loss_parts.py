@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from actor.losses.kl import kl_estimate
+from actor.losses.loss_registry import find_loss, register_loss
 from actor.losses.objective import objective
-from actor.losses.registry import find_loss, register_loss
 from actor.losses.types import LossInputs
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 
 def two_sequences() -> LossInputs:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from model_support import DENSE, EXPERTS, GDN_MOE, HYBRID, MOE, SHARED, TinyModel
 
-from actor.models.families import read_model
-from rlpipe.errors import ModelError
+from rlpipe.model.families import read_model
+from rlpipe.shared.errors import ModelError
 
 PROJECT = Path(__file__).parents[2]
 
@@ -152,7 +152,7 @@ def test_a_missing_or_broken_file_is_one_sentence(tmp_path):
 
 
 def test_reading_a_config_imports_no_megatron():
-    code = "import sys, actor.models.families, actor.hf.plan; assert 'megatron' not in sys.modules"
+    code = "import sys, rlpipe.model.families, actor.hf.weight_table; assert 'megatron' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,8 +7,8 @@ import torch
 
 import actor.losses.all  # noqa: F401  registers the losses
 from actor.losses.correction import correct_mismatch
+from actor.losses.loss_registry import find_loss
 from actor.losses.objective import objective
-from actor.losses.registry import find_loss
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig
 

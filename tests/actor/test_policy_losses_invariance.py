@@ -12,7 +12,7 @@ from actor.losses.objective import objective
 from actor.losses.types import LossInputs
 from rlpipe.batching import PackLimits, TrainingSequence, pack_sequences
 from rlpipe.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 VOCABULARY = 11
 NORM_TOKENS = 30

@@ -7,9 +7,9 @@ import pytest
 from train_support import in_module_worker, run_processes, write_policy
 
 from actor.rank_clock import RankClock
-from actor.report import RankUsage
+from actor.train_report import RankUsage
 from rlpipe.jit_monitor import JitReport
-from rlpipe.measurement import rank_metrics, training_parts
+from rlpipe.training.measurement import rank_metrics, training_parts
 
 SLEEP_SECONDS = 0.8
 PARTS = ("forward", "backward", "optimizer", "train", "train_exchange")

@@ -9,7 +9,7 @@ from model_support import GDN_MOE, MOE, in_worker, write_checkpoint
 from test_parity_layouts import LENGTHS, OPTIMIZER, TP2SP
 from train_support import make_pack, run_processes
 
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_sp": {"parallel": TP2SP},

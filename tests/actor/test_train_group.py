@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from train_support import make_pack, write_policy
 
-from actor.checkpoint_folder import latest_checkpoint
 from actor.group import ActorGroup
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
 from rlpipe.config.root import Config
-from rlpipe.errors import ActorError, CheckpointError, ModelError
-from rlpipe.pack import dummy_pack
+from rlpipe.shared.checkpoint_folder import latest_checkpoint
+from rlpipe.shared.errors import ActorError, CheckpointError, ModelError
+from rlpipe.shared.pack import dummy_pack
 
 KL = AlgorithmConfig(kl=KLConfig(coefficient=0.1))
 PACKS = [make_pack([12, 20], 1, 60.0), make_pack([16, 5, 9], 2, 60.0), make_pack([30], 3, 60.0)]
@@ -103,20 +103,22 @@ def test_checkpoint_brings_policy_and_driver_state_back(group, tmp_path):
 
 def test_an_actor_that_gave_its_memory_back_refuses_work_until_it_has_it_again(group, tmp_path):
     before = group.logprobs(by_data_rank(PACKS))
-    group.hold("nothing")
+    group.keep_resident("nothing")
     for call in (
         lambda: group.logprobs(by_data_rank(PACKS)),
         lambda: group.save_hf(tmp_path / "policy"),
         lambda: group.begin_send_weights().result(),
     ):
-        with pytest.raises(ActorError, match=r"where it holds nothing: call ActorGroup.hold\('weights'\) first"):
+        with pytest.raises(
+            ActorError, match=r"where it holds nothing: call ActorGroup.keep_resident\('weights'\) first"
+        ):
             call()
-    group.hold("weights")
+    group.keep_resident("weights")
     for old, new in zip(before, group.logprobs(by_data_rank(PACKS)), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
     with pytest.raises(ActorError, match="training needs the actor's weights and gradients"):
         group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft"))
-    group.hold("all")
+    group.keep_resident("all")
     assert group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft")).updates_applied
 
 

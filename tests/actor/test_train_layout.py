@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 from train_support import make_pack
 
-from actor.layout import ActorLayout, RankPlace
-from actor.report import Spread, StepReport, TrainReport, UpdateCounts
 from actor.schedule import learning_rate_at
+from actor.train_report import Spread, StepReport, TrainReport, UpdateCounts
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
-from rlpipe.errors import ActorError
-from rlpipe.pack import dummy_pack
+from rlpipe.config.layout import ActorLayout, RankPlace
+from rlpipe.shared.errors import ActorError
+from rlpipe.shared.pack import dummy_pack
 
 
 def layout(processes, **parallel):

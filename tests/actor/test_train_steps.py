@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from train_support import in_train_worker, run_processes, write_policy
 
-from actor.report import UpdateCounts
+from actor.train_report import UpdateCounts
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from buffer_reader import accept, read_buckets, read_rounds
 from model_support import fuse_experts, read_tensors
 from train_support import in_module_worker, run_processes, write_policy
 
-from rlpipe.weights import WeightGroup
+from rlpipe.shared.weights import WeightGroup
 
 LAYOUTS = {"ep2": {"expert": 2}, "pp2": {"pipeline": 2}, "tp2_sp": {"tensor": 2, "sequence": True}}
 

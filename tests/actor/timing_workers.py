@@ -11,10 +11,10 @@ import torch
 import train_workers
 from train_support import VOCABULARY
 
-from actor.exchanges import watch_exchanges
+from actor.collectives.exchanges import watch_exchanges
+from actor.kernel_warm_up import warm_up
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer
-from actor.warm_up import warm_up
 from rlpipe.batching import PackLimits
 from rlpipe.batching.shape_classes import shape_class_packs
 

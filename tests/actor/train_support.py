@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 VOCABULARY = 96
 _COMMON = {
@@ -123,8 +123,8 @@ def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
         import torch
 
         from actor import distributed
-        from actor.optimizer_fixes import install_optimizer_fixes
-        from actor.pipeline_fixes import install_pipeline_fixes
+        from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
+        from actor.megatron_patches.pipeline_fixes import install_pipeline_fixes
         from actor.runtime import install_megatron_runtime
 
         torch.set_num_threads(1)

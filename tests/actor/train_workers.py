@@ -18,8 +18,8 @@ from actor.rank_clock import RankClock
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
-from rlpipe.errors import ActorError
-from rlpipe.pack import dummy_pack
+from rlpipe.shared.errors import ActorError
+from rlpipe.shared.pack import dummy_pack
 
 POLICY = AlgorithmConfig(entropy_coefficient=0.01)
 LENGTHS = [12, 20, 7, 16, 5, 28, 9, 30]

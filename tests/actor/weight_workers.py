@@ -12,10 +12,10 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 from train_workers import trainer
 
 from actor.hf.export import export_plan
-from actor.models.build import read_model
+from actor.models.build_model import read_model
 from actor.weight_sender import WeightSender, plan_buckets
-from rlpipe.errors import WeightSyncError
-from rlpipe.weights import BUFFERS, WeightBucket, WeightGroup, checksum
+from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup, checksum
 
 BUCKET_BYTES = 20_000
 _TIMEOUT = timedelta(seconds=120)

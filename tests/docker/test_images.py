@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlpipe.doctor.packages import TORCH, read_pins
+from rlpipe.commands.doctor.packages import TORCH, read_pins
 
 PROJECT = Path(__file__).parents[2]
 IMAGES = {kind: PROJECT / "docker" / f"Dockerfile.{kind}" for kind in ("cpu", "gpu")}

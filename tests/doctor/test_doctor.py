@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rlpipe.commands.doctor.check import Status
+from rlpipe.commands.doctor.machine import check_machine
+from rlpipe.commands.doctor.packages import TORCH, check_packages, read_pins
+from rlpipe.commands.doctor.run_checks import check_run
 from rlpipe.config.load import load_config
-from rlpipe.doctor.check import Status
-from rlpipe.doctor.machine import check_machine
-from rlpipe.doctor.packages import TORCH, check_packages, read_pins
-from rlpipe.doctor.run import check_run
 
 PROJECT = Path(__file__).parents[2]
 DEMO = PROJECT / "configs/demo/arithmetic.yaml"
@@ -49,7 +49,7 @@ def test_a_machine_that_runs_tests_has_no_failure(tmp_path):
 
 @pytest.mark.parametrize("probe", ["gpu", "gdn auto", "all_reduce"])
 def test_devices_and_collectives_are_really_tried(probe):
-    command = [sys.executable, "-m", "rlpipe.doctor.probe", *probe.split()]
+    command = [sys.executable, "-m", "rlpipe.commands.doctor.device_probe", *probe.split()]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert '"found"' in done.stdout.splitlines()[-1]
@@ -60,7 +60,7 @@ def test_a_backend_that_is_not_there_fails_with_its_reason():
 
     if torch.cuda.is_available():
         pytest.skip("fla may work here")
-    command = [sys.executable, "-m", "rlpipe.doctor.probe", "gdn", "fla"]
+    command = [sys.executable, "-m", "rlpipe.commands.doctor.device_probe", "gdn", "fla"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
     assert "needs CUDA" in done.stderr.splitlines()[-1]

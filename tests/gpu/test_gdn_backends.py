@@ -11,8 +11,8 @@ from actor.layers.gdn_backend import choose_gdn_backend
 from actor.layers.gdn_kernels import load_kernels
 from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
 from actor.layers.packed import PackedSequences
-from actor.models.description import GatedDeltaNetSizes
-from rlpipe.errors import RlpipeError
+from rlpipe.model.description import GatedDeltaNetSizes
+from rlpipe.shared.errors import RlpipeError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
 

@@ -17,9 +17,9 @@ import yaml
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.errors import ConfigError, ResourceError
-from rlpipe.launch import launch
-from rlpipe.launch.clusters import CLUSTERS_FOLDER, PROJECT, cluster_names, load_cluster
+from rlpipe.commands.launch import launch
+from rlpipe.commands.launch.clusters import CLUSTERS_FOLDER, PROJECT, cluster_names, load_cluster
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads((PROJECT / "scripts/kubernetes/rayjob.schema.json").read_text())

@@ -12,7 +12,7 @@ from actor.distributed import start_model_parallel
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.pack import Pack
+from rlpipe.shared.pack import Pack
 
 
 def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 
 def hang(response: str, label: str) -> Reward:

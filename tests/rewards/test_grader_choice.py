@@ -9,13 +9,13 @@ import pytest
 
 import rewards
 from rewards.chooser import GraderChooser, GraderSpec
-from rewards.metrics import graded_table, summarize
-from rewards.pool import Failures
+from rewards.grading_pool import Failures
+from rewards.reward_metrics import graded_table, summarize
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.reward import RewardConfig
-from rlpipe.errors import ConfigError, DataError
-from rlpipe.metrics.dictionary import check_names
-from rlpipe.sample import Prompt, Reward, Sample, Status
+from rlpipe.monitoring.metric_dictionary import check_names
+from rlpipe.shared.errors import ConfigError, DataError
+from rlpipe.shared.sample import Prompt, Reward, Sample, Status
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ def _graders_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_and_grading_need_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, rewards, rewards.pool, rewards.chooser, rewards.metrics\n"
-        "for name in rewards.GRADERS: rewards.registry.find_grader(name)\n"
+        "import sys, rewards, rewards.grading_pool, rewards.chooser, rewards.reward_metrics\n"
+        "for name in rewards.GRADERS: rewards.grader_registry.find_grader(name)\n"
         "rewards.grade('math', r'\\boxed{\\frac{1}{2}}', '0.5')\n"
         "print([name for name in ('torch', 'ray', 'sglang', 'megatron') if name in sys.modules])"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rewards.pool import Failures, GradingPool
+from rewards.grading_pool import Failures, GradingPool
 
 HERE = Path(__file__).parent
 BAD = "misbehaving:"
@@ -80,7 +80,8 @@ def test_closing_cancels_what_waits_and_ends_what_hangs() -> None:
 
 def test_workers_die_with_a_run_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from rewards.pool import GradingPool; from rewards.process import WorkerProcess\n"
+        "import sys, time; from rewards.grading_pool import GradingPool\n"
+        "from rewards.grading_process import WorkerProcess\n"
         "pool = GradingPool(timeout_seconds=1000); pool.submit('s', 'math', r'\\boxed{1}', '1').result()\n"
         "pool.submit('s', 'misbehaving:hang', '', ''); import psutil\n"
         "print(*(child.pid for child in psutil.Process().children()), flush=True); time.sleep(1000)"

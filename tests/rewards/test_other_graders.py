@@ -6,7 +6,7 @@ import pytest
 
 import rewards
 from rewards.ifeval_checks import CHECKS
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 
 @pytest.mark.parametrize(

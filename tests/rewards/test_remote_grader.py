@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import rewards
-from rewards.pool import GradingPool
-from rlpipe.errors import ConfigError
+from rewards.grading_pool import GradingPool
+from rlpipe.shared.errors import ConfigError
 
 
 class Service(BaseHTTPRequestHandler):

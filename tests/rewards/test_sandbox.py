@@ -13,9 +13,9 @@ import pytest
 
 import rewards
 from rewards.code import last_code_block
-from rewards.pool import GradingPool
-from rewards.sandbox.run import Limits, Outcome, Program, _launch, namespaces_work, run_python
-from rlpipe.errors import ConfigError, ResourceError
+from rewards.grading_pool import GradingPool
+from rewards.sandbox.program import Limits, Outcome, Program, _launch, namespaces_work, run_python
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="this machine permits no namespaces")
 pytestmark = needs_namespaces
@@ -118,7 +118,7 @@ def test_it_can_neither_trace_nor_make_namespaces() -> None:
 
 
 def test_a_sandbox_that_cannot_be_built_is_an_error_and_not_a_failed_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.sandbox.run.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("rewards.sandbox.program.sys.executable", "/nowhere/python")
     with pytest.raises((ResourceError, FileNotFoundError)):
         _launch(Program("print(1)"), Limits(), namespaces=True)
 
@@ -129,8 +129,8 @@ def _without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     if python is None:
         pytest.skip("no system Python")
-    monkeypatch.setattr("rewards.sandbox.run.namespaces_work", lambda: False)
-    monkeypatch.setattr("rewards.sandbox.run.sys.executable", python)
+    monkeypatch.setattr("rewards.sandbox.program.namespaces_work", lambda: False)
+    monkeypatch.setattr("rewards.sandbox.program.sys.executable", python)
 
 
 @pytest.mark.usefixtures("_without_namespaces")

@@ -1,6 +1,6 @@
 """A grader that an untrained policy satisfies half of the time, so that a short run has something to learn from."""
 
-from rlpipe.sample import Reward
+from rlpipe.shared.sample import Reward
 
 
 def response_is_even(response: str, label: str) -> Reward:

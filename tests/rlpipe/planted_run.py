@@ -9,16 +9,16 @@ import sys
 import time
 from typing import Any
 
-from rlpipe import interrupts
+from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
-from rlpipe.environment import set_defaults
-from rlpipe.evaluation import Evaluation
-from rlpipe.iteration import IterationRecord
-from rlpipe.learner import Learner
-from rlpipe.measurement import Measurement
-from rlpipe.rollouts.rollouts import Rollouts
-from rlpipe.session import Session
-from rlpipe.weight_sync import WeightSync
+from rlpipe.generation.producer import Rollouts
+from rlpipe.shared import interrupts
+from rlpipe.training.evaluation import Evaluation
+from rlpipe.training.iteration import IterationRecord
+from rlpipe.training.learner import Learner
+from rlpipe.training.measurement import Measurement
+from rlpipe.training.session import Session
+from rlpipe.training.weight_sync import WeightSync
 
 PLANTED = {
     "rollout": (Rollouts, "take"),
@@ -82,7 +82,7 @@ def main() -> None:
     set_defaults()
     interrupts.install()
     Sleeper(int(iteration), float(seconds))
-    from rlpipe.train import train
+    from rlpipe.training.train import train
 
     train(load_config(config, overrides))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rlpipe.algorithms import compute_advantages
 from rlpipe.algorithms.shaping import kl_estimate, overlong_penalty
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig
-from rlpipe.errors import ConfigError, DataError
-from rlpipe.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.shared.errors import ConfigError, DataError
+from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 
 
 def graded(number: int, group: str, score: float, tokens: int = 2, status=Status.COMPLETED, mask=None) -> Sample:

@@ -4,12 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 import actor.losses.all  # noqa: F401  registers the losses
-from actor.losses.registry import find_loss
+from actor.losses.loss_registry import find_loss
 from rlpipe.algorithms import advantage_function
 from rlpipe.algorithms.advantages import advantage_names
 from rlpipe.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, LOSSES, AlgorithmConfig
 from rlpipe.config.root import Config
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from rlpipe.batching import (
     response_logprobs,
     supervised_sequence,
 )
-from rlpipe.errors import DataError
-from rlpipe.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 
 
 def sample_of(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlpipe.batching import PackLimits, advise_budget, cost_per_length, plan_packs, report_on
 from rlpipe.batching.bins import best_fit_decreasing, level_fit, split_to_count
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 sizes_within_50 = st.lists(st.integers(1, 50), min_size=1, max_size=80).map(np.array)
 

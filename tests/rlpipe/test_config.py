@@ -10,7 +10,7 @@ import yaml
 from rlpipe.config.load import iter_fields, load_config
 from rlpipe.config.root import Config
 from rlpipe.config.save import resolved_yaml
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 
 _MINIMAL = {
     "run": {"name": "r", "iterations": 2},
@@ -116,7 +116,7 @@ def test_every_field_has_a_docstring():
 
 def test_configuration_imports_nothing_heavy():
     code = (
-        "import sys, rlpipe.config, rlpipe.config.load, rlpipe.errors, rlpipe.sample;"
+        "import sys, rlpipe.config, rlpipe.config.load, rlpipe.shared.errors, rlpipe.shared.sample;"
         "print([m for m in ('torch', 'ray', 'sglang', 'megatron', 'transformers', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -130,4 +130,4 @@ def test_colocated_engines_generate_only_while_the_actor_waits(tmp_path):
         load_config(path, ahead)
     load_config(path, [*ahead, "ray.sleep=never"])
     colocated = load_config(path, ["ray.colocate=true"]).ray
-    assert (colocated.takes_turns(gpus=True), colocated.takes_turns(gpus=False)) == (True, False)
+    assert (colocated.shares_memory(gpus=True), colocated.shares_memory(gpus=False)) == (True, False)

@@ -7,11 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.dashboard import GROUPS
-from rlpipe.dashboard.panels import name_pattern
-from rlpipe.dashboard.tensorboard import custom_scalars
-from rlpipe.iteration import PHASES
-from rlpipe.metrics import METRICS
+from rlpipe.monitoring.metric_dictionary import METRICS
+from rlpipe.monitoring.panels import GROUPS, name_pattern
+from rlpipe.monitoring.panels.tensorboard import custom_scalars
+from rlpipe.shared.phases import PHASES
 
 PANELS = [panel for group in GROUPS for panel in group.panels]
 
@@ -54,8 +53,8 @@ def test_tensorboard_gets_the_layout_with_the_run(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.custom_scalar import layout_pb2
 
-    from rlpipe.run_directory import RunDirectory
-    from rlpipe.tracking.tensorboard import TensorBoard
+    from rlpipe.monitoring.run_directory import RunDirectory
+    from rlpipe.monitoring.tensorboard import TensorBoard
 
     tracker = TensorBoard(RunDirectory(tmp_path), 1)
     tracker.log(1, {"train/loss": 0.5})

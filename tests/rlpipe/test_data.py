@@ -12,9 +12,9 @@ from rlpipe.data import PromptStream, load_prompts
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
 from rlpipe.data.rows import load_rows
 from rlpipe.data.stream import StreamState
-from rlpipe.errors import ConfigError, DataError, ModelError
 from rlpipe.prepare.arithmetic import solution, split_problems, write_arithmetic
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.errors import ConfigError, DataError, ModelError
 
 _ROWS = [{"prompt": f"question {i}", "label": str(i), "extra": i} for i in range(6)]
 _GSM8K = Path(__file__).parents[2] / "../shared/data/gsm8k"

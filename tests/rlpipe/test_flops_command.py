@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from rlpipe.errors import ConfigError, ModelError
-from rlpipe.flops.command import parse_seqlens, run_flops
+from rlpipe.commands.flops import parse_seqlens, run_flops
+from rlpipe.shared.errors import ConfigError, ModelError
 
 
 def test_json_has_integers_that_add_up():

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from rlpipe.errors import ModelError
-from rlpipe.flops import load_model_shape, model_flops, model_shape
-from rlpipe.flops.hf_families import FAMILIES
+from rlpipe.flops import model_flops
 from rlpipe.flops.layers import GatedDeltaNet, MixtureOfExperts
+from rlpipe.model.hf_config import load_model_shape, model_shape
+from rlpipe.model.hf_families import FAMILIES
+from rlpipe.shared.errors import ModelError
 
 DENSE = {
     "model_type": "qwen3",
@@ -193,7 +194,8 @@ def test_where_a_model_is_looked_up(tmp_path):
 
 
 def test_no_heavy_import():
-    code = "import sys, rlpipe.flops.command, rlpipe.peaks; print(*(m for m in ('torch', 'numpy') if m in sys.modules))"
+    code = "import sys, rlpipe.commands.flops, rlpipe.flops.peaks\n"
+    code += "print(*(m for m in ('torch', 'numpy') if m in sys.modules))"
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert run.stdout.strip() == ""

@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from rlpipe.flops import Convention, Grid, model_flops, model_shape
+from rlpipe.flops import Convention, Grid, model_flops
 from rlpipe.flops.layers import GatedDeltaNet
+from rlpipe.model.hf_config import model_shape
 
 TOKENS = 64
 DELTA_NET_CHUNK_TOKENS = 64

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlpipe.errors import ConfigError
-from rlpipe.flops import KernelWork, Recompute, hardware_flops, load_model_shape, model_flops, model_shape
+from rlpipe.flops import KernelWork, Recompute, hardware_flops, model_flops
+from rlpipe.model.hf_config import load_model_shape, model_shape
+from rlpipe.shared.errors import ConfigError
 
 LENGTHS = (4096,)
 HYBRID_CONFIG = json.loads(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlpipe.flops import Convention, Grid, batch_lengths, load_model_shape, model_flops, sequence_cost
+from rlpipe.flops import Convention, Grid, batch_lengths, model_flops, sequence_cost
+from rlpipe.model.hf_config import load_model_shape
 
 
 def _squares(lengths):

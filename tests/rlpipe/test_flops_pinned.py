@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlpipe.flops import Convention, Frozen, Grid, Part, load_model_shape, model_flops, model_shape, sequence_cost
+from rlpipe.flops import Convention, Frozen, Grid, Part, model_flops, sequence_cost
+from rlpipe.model.hf_config import load_model_shape, model_shape
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 PACKED = (1024, 512, 2048, 300, 212)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.hf.plan import export_plan
-from actor.models.families import read_model
+from actor.hf.weight_table import export_plan
 from rlpipe.flops import (
     Convention,
     load_model_shape,
@@ -17,6 +16,7 @@ from rlpipe.flops import (
     weight_gradient_flops,
 )
 from rlpipe.flops.convention import doubled_pairs
+from rlpipe.model.families import read_model
 
 WINDOWED = model_shape(
     {

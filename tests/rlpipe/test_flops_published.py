@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlpipe.flops import Grid, batch_lengths, load_model_shape, model_flops, tflops_per_gpu, utilization
+from rlpipe.flops import Grid, batch_lengths, model_flops, tflops_per_gpu, utilization
+from rlpipe.model.hf_config import load_model_shape
 
 QWEN3_8B, QWEN3_5_35B = "Qwen3-8B", "Qwen3.5-35B-A3B"
 

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from rlpipe.console import Console
-from rlpipe.evaluation import pass_at_k, score
-from rlpipe.iteration import PHASES, IterationLog
-from rlpipe.metrics import METRICS, check_names
-from rlpipe.phases import PhaseClock
-from rlpipe.sample import Prompt, Reward, Sample, Status, VersionSpan
-from rlpipe.tracking.trackers import Trackers
+from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.metric_dictionary import METRICS, check_names
+from rlpipe.monitoring.trackers import Trackers
+from rlpipe.shared.phases import PHASES, PhaseClock
+from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.training.evaluation import pass_at_k, score
+from rlpipe.training.iteration import IterationLog
 
 
 class _Recorder:

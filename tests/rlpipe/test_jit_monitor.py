@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlpipe.errors import ActorError, JitError
 from rlpipe.jit_monitor import (
     JitAlarm,
     JitEvent,
@@ -28,10 +27,11 @@ from rlpipe.jit_monitor import (
 from rlpipe.jit_monitor.alarms import AlarmRules
 from rlpipe.jit_monitor.caches import grown_caches
 from rlpipe.jit_monitor.event_file import EventFile, EventFolder
-from rlpipe.jit_monitor.metrics import slowest_seconds
+from rlpipe.jit_monitor.jit_metrics import slowest_seconds
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.jit_monitor.watchdog import Watchdog, running_compilers
-from rlpipe.metrics import check_names
+from rlpipe.monitoring.metric_dictionary import check_names
+from rlpipe.shared.errors import ActorError, JitError
 
 ROOT = Path(__file__).parents[2]
 

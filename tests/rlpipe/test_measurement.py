@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from actor.report import RankUsage
+from actor.train_report import RankUsage
 from rlpipe.batching import PackLimits, pack_sequences
 from rlpipe.batching.sequences import supervised_sequence
 from rlpipe.config.load import load_config
-from rlpipe.console import Console
-from rlpipe.errors import JitError
-from rlpipe.iteration import IterationRecord
 from rlpipe.jit_monitor import JitAlarm, JitEvent, JitReport, StepStall
-from rlpipe.measurement import Measurement
-from rlpipe.run_directory import RunDirectory, append_json_line, read_json_lines
+from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, read_json_lines
+from rlpipe.shared.errors import JitError
+from rlpipe.training.iteration import IterationRecord
+from rlpipe.training.measurement import Measurement
 
 _MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rlpipe.peaks import peak_bf16_tflops
+from rlpipe.flops.peaks import peak_bf16_tflops
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.iteration import PHASES, TRAINING_PARTS
+from rlpipe.shared.phases import PHASES, TRAINING_PARTS
 
 _PROJECT = Path(__file__).parents[2]
 PLANTED_ITERATION = 2

@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rlpipe.config.model import TinyPolicyConfig
-from rlpipe.prepare.policy import make_tiny_policy
+from rlpipe.prepare.tiny_policy import make_tiny_policy
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5_moe"])

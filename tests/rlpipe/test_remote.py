@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from rlpipe.errors import DeadlineError
-from rlpipe.remote import deadline_error, gather, register_worker, together
+from rlpipe.shared.errors import DeadlineError
+from rlpipe.shared.remote import deadline_error, gather, register_worker, together
 
 
 @ray.remote(num_cpus=0)

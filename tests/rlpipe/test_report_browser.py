@@ -6,12 +6,11 @@ import subprocess
 import matplotlib.image
 import pytest
 
-from rlpipe.dashboard import GROUPS
-from rlpipe.dashboard.panels import name_pattern
-from rlpipe.iteration import PHASES
-from rlpipe.metrics import METRICS
-from rlpipe.report import write_report
-from rlpipe.run_directory import RunDirectory, append_json_line
+from rlpipe.monitoring.metric_dictionary import METRICS
+from rlpipe.monitoring.panels import GROUPS, name_pattern
+from rlpipe.monitoring.report import write_report
+from rlpipe.monitoring.run_directory import RunDirectory, append_json_line
+from rlpipe.shared.phases import PHASES
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -2,10 +2,10 @@
 
 import re
 
-from rlpipe.dashboard import Panel
-from rlpipe.report.advice import advice
-from rlpipe.report.chart import Curve, chart
-from rlpipe.report.history import History
+from rlpipe.monitoring.panels import Panel
+from rlpipe.monitoring.report.advice import advice
+from rlpipe.monitoring.report.chart import Curve, chart
+from rlpipe.monitoring.report.history import History
 
 
 def test_lines_leave_out_what_is_not_finite_and_escape_their_names():

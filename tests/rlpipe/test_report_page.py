@@ -2,10 +2,10 @@
 
 import pytest
 
-from rlpipe.errors import DataError
-from rlpipe.iteration import PHASES
-from rlpipe.report import write_report
-from rlpipe.run_directory import RunDirectory, append_json_line, drop_rows_from, read_json_lines
+from rlpipe.monitoring.report import write_report
+from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, drop_rows_from, read_json_lines
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.phases import PHASES
 
 
 def _run(folder):

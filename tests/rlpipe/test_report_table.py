@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlpipe.errors import DataError
-from rlpipe.report.history import History
-from rlpipe.report.table import performance_rows, performance_table, table_headers
+from rlpipe.monitoring.report.history import History
+from rlpipe.monitoring.report.table import performance_rows, performance_table, table_headers
+from rlpipe.shared.errors import DataError
 
 
 def _history(*rows):

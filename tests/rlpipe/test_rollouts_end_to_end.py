@@ -21,7 +21,7 @@ def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
     assert off_policy
     assert all(row["time/old_logprob_seconds"] > 0 for row in off_policy)
     assert all(row["mismatch/logprob_abs_max"] < 1e-4 for row in rows if row not in off_policy)
-    assert rows[0]["rollout/groups_begun_count"] == 24
+    assert rows[0]["rollout/groups_started_count"] == 24
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.load import validate
 from rlpipe.config.supervised import SupervisedConfig
-from rlpipe.errors import DataError
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.errors import DataError
 from rlpipe.supervised.examples import conversation_sequence, load_examples
-from rlpipe.supervised.packing import supervised_packs, wrap
+from rlpipe.supervised.supervised_packs import supervised_packs, wrap
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import json
 
-from rlpipe.phases import PhaseClock, Span
-from rlpipe.trace import write_trace
+from rlpipe.shared.phases import PhaseClock, Span
+from rlpipe.training.trace import write_trace
 
 
 def test_a_trace_has_a_process_for_each_worker_and_times_from_the_first_span(tmp_path):

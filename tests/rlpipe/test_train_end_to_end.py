@@ -19,8 +19,8 @@ from run_support import (
     start_command,
 )
 
-from rlpipe.iteration import PHASES
-from rlpipe.metrics import check_names
+from rlpipe.monitoring.metric_dictionary import check_names
+from rlpipe.shared.phases import PHASES
 
 
 @pytest.fixture(scope="module")

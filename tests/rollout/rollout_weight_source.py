@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from rlpipe.weights import TensorSpec, WeightBucket, WeightGroup, checksum
+from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup, checksum
 
 
 def plan_of(tensors: dict[str, torch.Tensor], buckets: int) -> tuple[WeightBucket, ...]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rollout.cpu_attention import DecodeAttention
+from rollout.sglang_patches.cpu_attention import DecodeAttention
 
 HEADS, KEY_VALUE_HEADS, CHANNELS, POSITIONS = 4, 2, 64, 128
 

@@ -9,8 +9,8 @@ from rollout_models import reference_logprobs, save_dense, state
 from rollout_requests import answers, make_requests, mixed_requests
 from rollout_weight_source import WeightSource, plan_of
 
-from rlpipe.errors import DeadlineError, RolloutError
-from rlpipe.sample import Status
+from rlpipe.shared.errors import DeadlineError, RolloutError
+from rlpipe.shared.sample import Status
 from rollout.requests import GenerateRequest, SamplingParameters
 
 DEADLINE = 120.0

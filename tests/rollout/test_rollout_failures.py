@@ -7,7 +7,7 @@ import psutil
 import pytest
 from rollout_models import save_dense
 
-from rlpipe.errors import ConfigError, ModelError, ResourceError, RlpipeError
+from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError
 from rollout.pool import RolloutPool
 
 

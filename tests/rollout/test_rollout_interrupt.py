@@ -10,8 +10,8 @@ from rollout_requests import make_requests
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_engine import DEADLINE, logprob_error
 
-from rlpipe.sample import Status, VersionSpan
-from rollout.begun import Begun, first_tokens, interrupted, merged_spans
+from rlpipe.shared.sample import Status, VersionSpan
+from rollout.partial_response import PartialResponse, first_tokens, interrupted, merged_spans
 from rollout.requests import GenerateRequest, SamplingParameters
 
 
@@ -22,10 +22,10 @@ def test_neighbouring_spans_of_one_version_are_one():
 
 
 def test_what_was_begun_grows_and_shrinks_with_its_versions():
-    begun = Begun().extended((5, 6), (-1.0, -2.0), 1).extended((7,), (-3.0,), 2)
-    assert begun.versions == (VersionSpan(1, 2), VersionSpan(2, 1))
-    assert begun.shortened(2) == Begun((5,), (-1.0,), (VersionSpan(1, 1),))
-    assert begun.shortened(9) == Begun()
+    partial = PartialResponse().extended((5, 6), (-1.0, -2.0), 1).extended((7,), (-3.0,), 2)
+    assert partial.versions == (VersionSpan(1, 2), VersionSpan(2, 1))
+    assert partial.shortened(2) == PartialResponse((5,), (-1.0,), (VersionSpan(1, 1),))
+    assert partial.shortened(9) == PartialResponse()
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_what_was_begun_grows_and_shrinks_with_its_versions():
     ],
 )
 def test_an_abort_does_not_hide_how_a_response_ended(end_ids, stop, limit, status, tokens):
-    begun = Begun((5, 6, 7), (-1.0,) * 3, (VersionSpan(1, 3),))
-    kept, found = interrupted(begun, end_ids, stop, limit)
+    partial = PartialResponse((5, 6, 7), (-1.0,) * 3, (VersionSpan(1, 3),))
+    kept, found = interrupted(partial, end_ids, stop, limit)
     assert (found, len(kept.token_ids)) == (status, tokens)
 
 
@@ -51,13 +51,13 @@ def test_aborted_responses_go_on_with_the_tokens_of_uninterrupted_ones(dense_poo
     async def abort_and_go_on():
         client = dense_pool.client()
         asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
-        # Then the engines have begun the others, and have not finished them.
+        # Then the engines have partial the others, and have not finished them.
         await client.generate(short)
         await client.abort()
         parts = await asyncio.gather(*asked)
         assert client.busy_engines() == []
         continued = [
-            GenerateRequest(one.request_id, one.prompt_ids, one.sampling, one.seed, part.begun)
+            GenerateRequest(one.request_id, one.prompt_ids, one.sampling, one.seed, part.partial)
             for one, part in zip(requests, parts, strict=True)
         ]
         return parts, await asyncio.gather(*map(client.generate, continued))
@@ -74,11 +74,11 @@ def test_a_whole_response_is_answered_as_it_is(dense_pool):
     requests = make_requests(12, new_tokens=6)
     whole = dense_pool.generate(requests, DEADLINE)
     again = [
-        replace(request, begun=one.begun if index % 2 else Begun())
+        replace(request, partial=one.partial if index % 2 else PartialResponse())
         for index, (request, one) in enumerate(zip(requests, whole, strict=True))
     ]
     for one, other in zip(whole, dense_pool.generate(again, DEADLINE), strict=True):
-        assert (other.begun, other.status) == (one.begun, Status.TRUNCATED)
+        assert (other.partial, other.status) == (one.partial, Status.TRUNCATED)
 
 
 def test_weights_can_change_while_responses_are_generated(dense_pool, dense_folder, tmp_path):

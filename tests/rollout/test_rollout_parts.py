@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.errors import ConfigError
+from rlpipe.shared.errors import ConfigError
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
-from rollout.batch_invariance import ROW_TILE, matrix_product
 from rollout.dispatch import Dispatcher
-from rollout.environment import engine_environment
-from rollout.inverse_cdf import invert_cdf, keep_top, uniform_number
+from rollout.engine_environment import engine_environment
+from rollout.engine_usage import UsageClock
 from rollout.kv_memory import bytes_per_token
 from rollout.model_modules import unneeded_model_modules
-from rollout.request_batches import RequestBatches
 from rollout.requests import EngineUsage, GenerateRequest, SamplingParameters, sample_seed
-from rollout.usage import UsageClock
+from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
+from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
+from rollout.sglang_patches.request_batches import RequestBatches
 
 
 def setup_of(device="cpu", **engine) -> EngineSetup:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from rollout_requests import answers, make_requests, mixed_requests
 
-from rlpipe.errors import RolloutError
+from rlpipe.shared.errors import RolloutError
 from rollout.pool import RolloutPool
 
 DEADLINE = 120.0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rollout.weight_loader import WeightLoader
+from rollout.weights.loader import WeightLoader
 
 ROOT = "model.layers.0.mlp.experts"
 

@@ -7,7 +7,7 @@ Recurrent states are [slots, HV, K, V], convolution states [slots, channels, ker
 import torch
 import torch.nn.functional as F
 
-from rollout.batch_invariance import by_row
+from rollout.sglang_patches.batch_invariance import by_row
 from sgl_kernel.registration import operator
 
 _L2_EPSILON = 1e-6

@@ -1,0 +1,1 @@
+"""Collective operations: what is wrapped, and who listens."""

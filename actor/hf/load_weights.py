@@ -1,0 +1,97 @@
+"""Load Hugging Face weights into the built chunks: every rank reads only what it holds, and no replica twice."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from actor.hf.safetensors_reader import HfCheckpoint
+from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.weight_table import Entry
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import ModelError
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What this rank did. `unused_tensors`: names in the files that the built model has no place for."""
+
+    bytes_read: int
+    parameters: int
+    seconds: float
+    unused_tensors: tuple[str, ...]
+
+
+def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_dir: str | Path) -> LoadReport:
+    """Fill all parameters from a Hugging Face folder. Collective: all ranks call it with chunks of one model.
+
+    Names and shapes of the WHOLE model are checked on every rank first, so a bad folder fails everywhere alike and
+    leaves the weights untouched. Of the ranks that hold the same shard one reads it and broadcasts it, so all ranks
+    together read each tensor about once (replicated norms and routers once per tensor-parallel rank).
+
+    Raises:
+        ModelError: a tensor is missing, unknown or of another shape, or a file is damaged.
+    """
+    started = time.monotonic()
+    with HfCheckpoint(model_dir) as files:
+        entries = table_of(chunks, _as_stored(model, files))
+        unused = files.check(entries, _unloaded_prefixes(model, has_mtp(chunks)))
+        parameters = local_parameters(chunks)
+        mine = [(entry, param) for entry in entries if (param := local_parameter(entry, parameters)) is not None]
+        if len(mine) != len(parameters):
+            known = {id(param) for _, param in mine}
+            names = [name for (name, _), param in parameters.items() if id(param) not in known]
+            raise ModelError(f"no Hugging Face tensor is known for the parameters {', '.join(sorted(names))}")
+        for position, (entry, param) in enumerate(mine):
+            if entry.copy_of is None:
+                _load_parameter(files, entry, param, position)
+        _copy_tied(entries, mine)
+        return LoadReport(files.bytes_read, len(mine), time.monotonic() - started, unused)
+
+
+def _as_stored(model: ModelDescription, files: HfCheckpoint) -> ModelDescription:
+    """The folder may store experts otherwise than the one that `model` was read from."""
+    fused = {name for name in files.files if name.endswith(".mlp.experts.gate_up_proj")}
+    return replace(
+        model,
+        fused_experts=any(not name.startswith("mtp.") for name in fused),
+        fused_mtp_experts=any(name.startswith("mtp.") for name in fused),
+    )
+
+
+def _unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...]:
+    """Tensors that may be in the files and are not part of the policy: vision tower, tied head, untrained MTP."""
+    return (
+        "model.visual.",
+        *(() if with_mtp else ("mtp.",)),
+        *(("lm_head.",) if model.tied_embeddings else ()),
+    )
+
+
+@torch.no_grad()
+def _load_parameter(files: HfCheckpoint, entry: Entry, param: torch.nn.Parameter, position: int) -> None:
+    shard = shard_group(entry)
+    reader = position % shard.replicas.size()
+    if shard.replicas.rank() == reader:
+        param.copy_(files.read(entry, shard.rank, shard.size, param.shape))
+    if shard.replicas.size() > 1:
+        dist.broadcast(param.data, dist.get_global_rank(shard.replicas, reader), group=shard.replicas)
+
+
+@torch.no_grad()
+def _copy_tied(entries: list[Entry], mine: list[tuple[Entry, torch.nn.Parameter]]) -> None:
+    """The last stage's copy of a tied embedding comes from the first stage, not from the files again."""
+    if (
+        all(entry.copy_of is None for entry in entries)
+        or parallel_state.get_pipeline_model_parallel_world_size() == 1
+        or not parallel_state.is_rank_in_embedding_group(ignore_virtual=True)
+    ):
+        return
+    copies = [param for entry, param in mine if entry.copy_of is not None]
+    embeddings = [param for entry, param in mine if entry.layer == "first"]
+    group = parallel_state.get_embedding_group()
+    dist.broadcast((embeddings or copies)[0].data, dist.get_global_rank(group, 0), group=group)

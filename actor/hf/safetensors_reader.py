@@ -1,0 +1,113 @@
+"""Read slices of the safetensors files of a Hugging Face model folder and count every byte."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from actor.hf.weight_table import PADDING, Entry
+from rlpipe.model.trained_config import tensor_files
+from rlpipe.shared.errors import ModelError
+
+
+class HfCheckpoint:
+    """An open model folder (a context manager). `bytes_read` counts the tensor data that was asked for."""
+
+    def __init__(self, model_dir: str | Path) -> None:
+        self.model_dir = Path(model_dir)
+        self.files = tensor_files(self.model_dir)
+        if not self.files:
+            raise ModelError(f"{self.model_dir} has no *.safetensors files: give a folder with a Hugging Face model")
+        self.bytes_read = 0
+        self._open: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def _slice(self, name: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.files[name]
+        if path not in self._open:
+            try:
+                self._open[path] = self._stack.enter_context(safe_open(path, "pt"))
+            except SafetensorError as error:
+                raise ModelError(f"{path} is not a readable safetensors file ({error}): download it again") from None
+        try:
+            return self._open[path].get_slice(name)
+        except SafetensorError as error:
+            raise ModelError(f"{name} is listed in the index but not in {path} ({error})") from None
+
+    def _read(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+        view = self._slice(name)
+        tensor = view[start:stop] if axis == 0 else view[:, start:stop]
+        self.bytes_read += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def read_whole(self, name: str) -> torch.Tensor:
+        """A complete tensor on the CPU."""
+        shape = self.shape(name)
+        if not shape:
+            tensor = self._open[self.files[name]].get_tensor(name)
+            self.bytes_read += tensor.element_size()
+            return tensor
+        return self._read(name, 0, 0, shape[0])
+
+    def check(self, entries: list[Entry], ignored: tuple[str, ...]) -> tuple[str, ...]:
+        """Compare the files with the table before any tensor is read; returns the extra tensors that are left alone.
+
+        ignored: prefixes of names that may stand in the files without being loaded.
+
+        Raises:
+            ModelError: a tensor is missing, has another shape, or is not known.
+        """
+        wanted = {source.name: source.shape for entry in entries for source in entry.sources}
+        missing = [name for name in wanted if name not in self.files]
+        extra = [name for name in self.files if name not in wanted]
+        unknown = [name for name in extra if not name.startswith(ignored) and not name.endswith("rotary_emb.inv_freq")]
+        wrong = [
+            f"{name} has shape {list(self.shape(name))} instead of {list(shape)}"
+            for name, shape in wanted.items()
+            if name in self.files and self.shape(name) != shape
+        ]
+        problems = [f"{name} is missing" for name in missing] + [f"{name} is not known" for name in unknown] + wrong
+        if problems:
+            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise ModelError(
+                f"the weights in {self.model_dir} do not fit its config.json: {'; '.join(problems[:3])}{more}: "
+                "nothing was loaded"
+            )
+        return tuple(extra)
+
+    def read(self, entry: Entry, rank: int, size: int, shape: torch.Size) -> torch.Tensor:
+        """One rank's shard of a parameter, in the files' dtype, on the CPU; reads each source's span of it once."""
+        pieces = list(entry.shard(rank, size))
+        spans: dict[int, tuple[int, int]] = {}
+        for piece in pieces:
+            low, high = spans.get(piece.source, (piece.start, piece.stop))
+            spans[piece.source] = min(low, piece.start), max(high, piece.stop)
+        blocks = {
+            source: self._read(entry.sources[source].name, entry.axis, *span)
+            for source, span in spans.items()
+            if source != PADDING
+        }
+        parts = []
+        for piece in pieces:
+            if piece.source == PADDING:
+                like = next(iter(blocks.values()), None)
+                dtype = torch.float32 if like is None else like.dtype
+                parts.append(torch.zeros((piece.size, *entry.sources[0].shape[1:]), dtype=dtype))
+            else:
+                parts.append(blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size))
+        return torch.cat(parts, entry.axis).reshape(shape)

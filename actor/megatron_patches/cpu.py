@@ -1,0 +1,232 @@
+"""Run megatron-core 0.16.1 on CPU and gloo. Process-global patches, installed only where there is no CUDA.
+
+Megatron spells out CUDA in five ways; each function below answers one of them with its CPU meaning. Nothing here
+changes what is computed. `actor.runtime` decides whether this module is installed.
+"""
+
+import contextlib
+import importlib
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from actor.megatron_patches.megatron_version import require_megatron_version
+
+CPU = torch.device("cpu")
+
+# The modules that write device="cuda" (or pin memory) in a factory call instead of asking for the current device.
+MODULES_WITH_CUDA_LITERALS = (
+    "dist_checkpointing.exchange_utils",
+    "dist_checkpointing.strategies.state_dict_saver",
+    "distributed.param_and_grad_buffer",
+    "optimizer.clip_grads",
+    "optimizer.grad_scaler",
+    "optimizer.optimizer",
+    "pipeline_parallel.schedules",
+    "tensor_parallel.data",
+    "transformer.moe.moe_utils",
+    "transformer.utils",
+    "utils",
+)
+
+
+def install_cpu() -> None:
+    """Install all CPU patches.
+
+    Raises:
+        ActorError: megatron-core is not the version they were written for.
+    """
+    require_megatron_version()
+    _patch_devices_and_streams()
+    _patch_random_state()
+    _patch_type_names()
+    _patch_device_literals()
+    _patch_split_sizes()
+    _patch_hybrid_optimizer()
+    # Compiling the few fused element-wise functions costs a C++ build of seconds each and gains nothing here.
+    torch.compiler.set_stance("force_eager")
+
+
+class _Stream:
+    """A stream on which everything has already happened."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.device = CPU
+
+    def wait_stream(self, stream: object) -> None:
+        return None
+
+    def wait_event(self, event: object) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def record_event(self, event: object = None) -> "_Event":
+        return _Event()
+
+    def query(self) -> bool:
+        return True
+
+
+class _Event:
+    """An event that has already happened."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.device = CPU
+
+    def record(self, stream: object = None) -> None:
+        return None
+
+    def wait(self, stream: object = None) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.0
+
+
+class _TypeName(str):
+    """The name of a CPU tensor type, equal to its CUDA spelling too: the optimizer compares against that one."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or str.__eq__(self.replace("torch.", "torch.cuda."), other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class _TorchOnCpu(types.ModuleType):
+    """`torch` whose tensor factories read device="cuda" as the CPU and ignore pinned memory."""
+
+    FACTORIES = (
+        *("arange", "empty", "empty_like", "full", "ones", "ones_like"),
+        *("rand", "randn", "tensor", "zeros", "zeros_like"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        for name in self.FACTORIES:
+            self.__dict__[name] = self._on_cpu(getattr(torch, name))
+
+    @staticmethod
+    def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def create(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if str(kwargs.get("device")).startswith("cuda"):
+                kwargs["device"] = CPU
+            kwargs.pop("pin_memory", None)
+            return factory(*args, **kwargs)
+
+        return create
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _patch_devices_and_streams() -> None:
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: CPU
+    cuda.synchronize = lambda *args, **kwargs: None
+    cuda.Stream, cuda.Event = _Stream, _Event
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Stream()
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args, **kwargs: None
+
+
+def _patch_random_state() -> None:
+    """The "CUDA" generator is the CPU generator: dropout and recomputation draw from one reproducible state."""
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    cuda: Any = torch.cuda
+    cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    cuda.manual_seed = cuda.manual_seed_all = torch.default_generator.manual_seed
+    megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    # Forking the tracker changes "the CPU state" by design here; the warning would come with every fork.
+    logger = logging.getLogger(megatron_random.__name__)
+    logger.addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+
+
+def _patch_type_names() -> None:
+    original = torch.Tensor.type
+
+    def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if args or kwargs else _TypeName(original(self))
+
+    torch.Tensor.type = type_name  # type: ignore[method-assign, assignment]
+
+
+def _patch_device_literals() -> None:
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    proxy = _TorchOnCpu()
+    for name in MODULES_WITH_CUDA_LITERALS:
+        module: Any = importlib.import_module(f"megatron.core.{name}")
+        module.torch = proxy
+
+
+def _patch_split_sizes() -> None:
+    """All-to-all needs host integers as split sizes; stock code converts only CUDA tensors (moe_utils.py:1093)."""
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
+
+    original = moe_utils.maybe_move_tensor_to_cpu
+
+    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
+            return tensor.numpy()
+        return original(tensor, as_numpy, record_stream)
+
+    moe_utils.maybe_move_tensor_to_cpu = to_host
+    token_dispatcher.maybe_move_tensor_to_cpu = to_host
+
+
+def _patch_hybrid_optimizer() -> None:
+    """HybridDeviceOptimizer asks `is_cuda` to know what lives "on the device", and pins host memory."""
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+
+    original = HybridDeviceOptimizer.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["pin_cpu_grads"] = kwargs["pin_cpu_params"] = False
+        original(self, *args, **kwargs)
+
+    HybridDeviceOptimizer.__init__ = init
+    HybridDeviceOptimizer._get_sub_optimizer_param_groups = _offloaded_param_groups
+
+
+def _offloaded_param_groups(self: Any, offload_fraction: float) -> tuple[Any, ...]:
+    """HybridDeviceOptimizer._get_sub_optimizer_param_groups where every parameter counts as one on the device."""
+    total = sum(param.numel() for group in self.param_groups for param in group["params"])
+    host_groups, device_groups = [], []
+    device_to_host, host_to_device, to_fp32 = {}, {}, {}
+    offloaded = 0
+    for group in self.param_groups:
+        device_params: list[torch.Tensor] = []
+        host_params: list[torch.Tensor] = []
+        for original in group["params"]:
+            param, on_host = original, offloaded < total * offload_fraction
+            if on_host:
+                param = param.detach().clone()
+                offloaded += param.numel()
+            if self.param_update_in_fp32 and param.dtype != torch.float32:
+                param = param.detach().clone().float()
+                to_fp32[original] = param
+            if on_host:
+                device_to_host[original], host_to_device[param] = param, original
+            (host_params if on_host else device_params).append(param)
+        if device_params:
+            device_groups.append({**group, "params": device_params})
+        if host_params:
+            host_groups.append({**group, "params": host_params})
+    return host_groups, device_groups, device_to_host, host_to_device, to_fp32

@@ -1,0 +1,1 @@
+"""The commands beside training, one file or folder each."""

@@ -1,0 +1,143 @@
+"""A run's own checks: the model folder, the tokenizer, memory, a checkpoint to resume, and one iteration for real."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlpipe.commands.doctor.check import Check, fail, ok, warn
+from rlpipe.config.root import Config
+from rlpipe.shared.errors import RlpipeError
+
+_SECONDS = 1800
+_RESPONSE_TOKENS = 16
+# Engine and actor compute in another order: 8 bits of mantissa, or 24.
+_AGREEMENT_NATS = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+def check_run(config: Config, path: Path, overrides: Sequence[str], quick: bool) -> Iterator[Check]:
+    """`quick` leaves out the iteration, which starts Ray, engines and actor."""
+    yield _plan(config)
+    yield _checkpoint(config)
+    inputs = _inputs(config)
+    yield inputs
+    if inputs.fix:
+        return
+    yield _tokenizer(config)
+    if not quick:
+        yield from _iteration(path, overrides, config)
+
+
+def _plan(config: Config) -> Check:
+    """Host memory of the planner's actor, engines and optimizer against what is free here."""
+    import psutil
+
+    from rlpipe.commands.plan.memory import load_model, plan_memory
+    from rlpipe.config.cluster import ClusterConfig
+
+    name = "memory for the run"
+    here = {"kind": "local", "node": {"memory_gigabytes": psutil.virtual_memory().total / 1e9}}
+    try:
+        memory = plan_memory(config, load_model(config.model.path), ClusterConfig.model_validate(here))
+    except RlpipeError as error:
+        if config.prepare.policy is not None:
+            return ok(name, f"{config.model.path} is made at the start, and is small")
+        return fail(name, str(error), "set model.path to a model folder")
+    needed, free = sum(memory.host.values()), psutil.virtual_memory().available
+    found = f"{needed / 1e9:.1f} GB without a GPU, {free / 1e9:.1f} GB free"
+    if needed > free:
+        return warn(name, found, "see rlpipe plan for the cluster that you will use")
+    return ok(name, found)
+
+
+def _checkpoint(config: Config) -> Check:
+    from rlpipe.monitoring.run_directory import RunDirectory
+    from rlpipe.shared.checkpoint_folder import latest_checkpoint
+
+    folder = RunDirectory.of(config).checkpoints
+    latest = latest_checkpoint(folder)
+    if latest is None:
+        return ok("checkpoint", f"none at {folder}; the run starts from model.path")
+    try:
+        iteration = json.loads((latest / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        return fail("checkpoint", f"{latest}: {error}", "remove that folder; the one before it is resumed then")
+    sizes = sum(file.stat().st_size for file in latest.rglob("*") if file.is_file())
+    return ok("checkpoint", f"{latest.name} is complete, {sizes / 1e9:.2f} GB, {len(iteration)} entries in its state")
+
+
+def _inputs(config: Config) -> Check:
+    from rlpipe.generation.inputs import load_inputs
+
+    try:
+        inputs = load_inputs(config)
+    except RlpipeError as error:
+        return fail("model, data, graders", str(error), "see docs/troubleshooting.md")
+    return ok("model, data, graders", f"{len(inputs.training.prompts)} training prompts")
+
+
+def _tokenizer(config: Config) -> Check:
+    """Both sides work on token ids alone, so ids must exist in the model, and its end must be the tokenizer's."""
+    from rlpipe.data.prompts import load_tokenizer
+    from rlpipe.model.hf_config import load_model_shape
+
+    tokenizer = load_tokenizer(config.model.path)
+    rows = load_model_shape(config.model.path).vocab_size
+    if len(tokenizer) > rows:
+        fix = "the tokenizer belongs to another model: take both from one folder"
+        return fail("tokenizer", f"{len(tokenizer)} tokens, but the model has {rows} rows", fix)
+    raw = json.loads((Path(config.model.path) / "config.json").read_text())
+    ends = raw.get("eos_token_id", raw.get("text_config", {}).get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id not in ends:
+        found = f"ends with token {tokenizer.eos_token_id}, the model's config with {ends}"
+        return warn("tokenizer", found, "add it to rollout.sampling.stop_token_ids, or responses may not end")
+    return ok("tokenizer", f"{len(tokenizer)} tokens in {rows} rows, end of sequence {tokenizer.eos_token_id}")
+
+
+def _iteration(path: Path, overrides: Sequence[str], config: Config) -> Iterator[Check]:
+    """One prompt through engines, graders, actor and weight update, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="rlpipe-doctor-") as folder:
+        command = [sys.executable, "-m", "rlpipe", "train", str(path), *overrides, *_small(config, folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            yield fail("one iteration", f"did not end within {_SECONDS} seconds", "run it by hand and see its logs")
+            return
+        rows = Path(folder) / "doctor" / "metrics.jsonl"
+        if done.returncode or not rows.exists():
+            last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            yield fail("one iteration", last.removeprefix("error: "), "see docs/troubleshooting.md")
+            return
+        row = json.loads(rows.read_text().splitlines()[-1])
+    yield ok("one iteration", f"{row['time/step_seconds']:.1f} s; weights received as sent")
+    difference = row["mismatch/logprob_abs_max"]
+    found = f"engine and actor differ by at most {difference:.1e} nats"
+    limit = _AGREEMENT_NATS[config.rollout.engine.dtype]
+    if difference > limit:
+        yield warn("log-probabilities", found, f"over {limit:g} they do not compute the same model: compare versions")
+    else:
+        yield ok("log-probabilities", found)
+
+
+def _small(config: Config, folder: str) -> list[str]:
+    return [
+        f"run.directory={folder}",
+        "run.name=doctor",
+        "run.iterations=1",
+        "warm_start=null",
+        "eval.datasets=[]",
+        "rollout.mode=sync",
+        f"rollout.prompts_per_iteration={max(1, config.actor.processes)}",
+        "rollout.samples_per_prompt=2",
+        f"rollout.max_response_tokens={_RESPONSE_TOKENS}",
+        "algorithm.updates_per_iteration=1",
+        "algorithm.overlong.buffer_tokens=0",
+        "weight_sync.verify=true",
+        "checkpoint.interval_iterations=0",
+        "checkpoint.save_hf=false",
+        "trackers.wandb=off",
+        "jit.warm_up='off'",
+    ]

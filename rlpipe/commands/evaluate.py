@@ -1,0 +1,34 @@
+"""Evaluating a policy without training it: engines and graders alone."""
+
+from contextlib import ExitStack
+
+from rewards.grading_pool import open_grading
+from rlpipe.config.root import Config
+from rlpipe.generation.inputs import load_inputs
+from rlpipe.generation.producer import Rollouts
+from rlpipe.monitoring.console import Console
+from rlpipe.shared.errors import ConfigError
+from rlpipe.training.evaluation import Evaluation
+from rlpipe.training.placement import engine_placement, ray_cluster
+from rollout.pool import RolloutPool
+
+
+def evaluate(config: Config) -> dict[str, float]:
+    """Metrics of the evaluation sets for the policy at `model.path`."""
+    if not config.eval.datasets:
+        raise ConfigError("eval.datasets is empty: name at least one data set to evaluate on")
+    inputs = load_inputs(config)
+    console = Console(config.run.iterations, to_stderr=True)
+    with ExitStack() as stack:
+        grading = stack.enter_context(open_grading(config.reward))
+        stack.enter_context(ray_cluster(config))
+        placement = stack.enter_context(engine_placement(config))
+        pool = RolloutPool.start(config, config.model.path, placement)
+        stack.callback(pool.stop)
+        with console.task("starting the engines"):
+            engines = pool.wait_until_ready()
+        for note in dict.fromkeys(note for engine in engines for note in engine.notes):
+            console.say(note)
+        with console.task("evaluating"):
+            rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console))
+            return Evaluation(config, inputs.evaluation).run(0, rollouts)

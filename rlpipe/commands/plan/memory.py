@@ -1,0 +1,215 @@
+"""Memory of a GPU and of a node by part."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlpipe.commands.plan.activations import kept_bytes, recomputed_bytes
+from rlpipe.commands.plan.parameters import model_parameters, stage_parameters
+from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.root import Config
+from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
+from rlpipe.flops.shape import ModelShape
+from rlpipe.model.hf_config import find_config, load_model_shape
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
+_ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLang outside of its static share
+_ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
+_ENGINE_PROCESS = 3_500_000_000
+_DRIVER = 2_000_000_000
+_MAMBA_SHARE = 0.9  # SGLang: memory of recurrent states over that of the KV pool
+_STATES_PER_REQUEST = 3  # SGLang: states that the radix cache may hold for each running request
+_LOGITS_COPIES = 5
+_MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
+_CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model as the planner needs it."""
+
+    shape: ModelShape
+    tied: bool
+
+    @property
+    def parameters(self) -> int:
+        return model_parameters(self.shape, self.tied).total
+
+    @property
+    def attention_layers(self) -> list[GroupedQueryAttention]:
+        return [layer.mixer for layer in self.shape.layers if isinstance(layer.mixer, GroupedQueryAttention)]
+
+    @property
+    def gdn_layers(self) -> list[GatedDeltaNet]:
+        return [layer.mixer for layer in self.shape.layers if isinstance(layer.mixer, GatedDeltaNet)]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine's memory allows. `states`: slots for recurrent states, None without such layers."""
+
+    parts: Mapping[str, int]
+    kv_tokens: int
+    states: int | None
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by part: of a GPU (a process on a CPU) of the actor and of an engine, of a node, of the disk."""
+
+    actor: Mapping[str, int]
+    engine: Engine
+    host: Mapping[str, int]
+    disk: Mapping[str, int]
+
+
+def load_model(path: str) -> Model:
+    """The model at `path` or, before it is there, the one of that name in configs/models. Raises ModelError."""
+    path = path if Path(path).exists() else Path(path).name
+    raw: dict[str, Any] = json.loads(find_config(path).read_text())
+    tied = raw.get("tie_word_embeddings", raw.get("text_config", {}).get("tie_word_embeddings", False))
+    return Model(load_model_shape(path), bool(tied))
+
+
+def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
+    """By part. On a CPU the actor's parts are of one process, with the optimizer among them."""
+    optimizer = _optimizer_bytes(config, model)
+    actor = _actor_parts(config, model, fused=cluster.gpus > 0 and config.actor.dtype == "bfloat16")
+    device, host = optimizer * (1 - _offloaded(config)), optimizer * _offloaded(config)
+    if cluster.gpus:
+        actor |= {"optimizer": int(device), "CUDA and NCCL": _CUDA_CONTEXT}
+    else:
+        actor |= {"optimizer": int(optimizer)}
+    return Memory(
+        actor={name: size for name, size in actor.items() if size},
+        engine=_engine(config, model, cluster),
+        host=_host_parts(config, model, cluster, int(host), sum(actor.values())),
+        disk=_disk_parts(config, model),
+    )
+
+
+def _offloaded(config: Config) -> float:
+    return config.actor.optimizer.cpu_offload_fraction
+
+
+def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
+    actor = config.actor
+    element = _BYTES[actor.dtype]
+    own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
+    rows = model.shape.vocab_size // actor.parallel.tensor
+    # Copies of a chunk's logits in the backward pass, and the head's gradient in float32. Never at the same time as a
+    # layer that is computed again.
+    head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4 + rows * model.shape.hidden_size * 4
+    layer = recomputed_bytes(model.shape, actor, element, fused)
+    return {
+        "parameters": own * element,
+        "gradients": own * 4,
+        "activations": kept_bytes(model.shape, actor, element, fused),
+        "recomputed layer" if layer > head else "logits chunk": max(layer, head),
+        "weight sync": 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
+    }
+
+
+def _optimizer_bytes(config: Config, model: Model) -> float:
+    """Masters and moments of one rank: sharded over the ranks that hold the same parameters."""
+    actor, parallel = config.actor, config.actor.parallel
+    stage = stage_parameters(model.shape, model.tied, parallel.pipeline)
+    per_stage = actor.processes // parallel.pipeline
+    dense = (stage.tensor / parallel.tensor + stage.whole) / (per_stage // parallel.tensor)
+    experts = stage.experts / per_stage
+    return (dense + experts) * (_MASTER_BYTES + 2 * _BYTES[actor.optimizer.moments_dtype])
+
+
+def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
+    engine = config.rollout.engine
+    element = _BYTES[engine.dtype]
+    weights = model.parameters * element // engine.tensor_parallel
+    per_token = sum(2 * m.key_value_heads * m.head_dim * element for m in model.attention_layers)
+    shared_by = min(engine.tensor_parallel, min((m.key_value_heads for m in model.attention_layers), default=1))
+    per_token = max(1, per_token // shared_by)
+    per_state = sum(_state_bytes(m, element) for m in model.gdn_layers) // engine.tensor_parallel
+    longest = config.longest_sequence_tokens
+    if not cluster.gpus:
+        tokens = engine.kv_cache_tokens or engine.max_running_requests * (longest + 8)
+        states = engine.max_running_requests if per_state else None
+        parts = {"parameters": weights, "KV pool": tokens * per_token, "GDN states": (states or 0) * per_state}
+        return Engine(_present(parts), tokens, states, min(engine.max_running_requests, tokens // longest))
+    pool = max(0, int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_fraction) - weights)
+    share = float(engine.sglang.get("mamba_full_memory_ratio", _MAMBA_SHARE)) if per_state else 0.0
+    state_pool = int(pool * share / (1 + share))
+    kv_tokens = engine.kv_cache_tokens or (pool - state_pool) // per_token
+    states = state_pool // per_state if per_state else None
+    running = min(engine.max_running_requests, kv_tokens // longest)
+    if states is not None:
+        per_request = 1 if engine.sglang.get("disable_radix_cache") else _STATES_PER_REQUEST
+        running = min(running, states // per_request)
+    parts = {
+        "parameters": weights,
+        "KV pool": kv_tokens * per_token,
+        "GDN states": state_pool,
+        "graphs and workspace": _ENGINE_WORKSPACE,
+    }
+    return Engine(_present(parts), kv_tokens, states, running)
+
+
+def _state_bytes(mixer: GatedDeltaNet, element: int) -> int:
+    """One sequence's recurrent state in float32 and the last inputs of its convolution."""
+    state = mixer.value_heads * mixer.key_head_dim * mixer.value_head_dim * 4
+    channels = 2 * mixer.key_heads * mixer.key_head_dim + mixer.value_heads * mixer.value_head_dim
+    return state + channels * (mixer.conv_width - 1) * element
+
+
+def _host_parts(
+    config: Config, model: Model, cluster: ClusterConfig, offloaded: int, actor_bytes: int
+) -> dict[str, int]:
+    """Of the fullest node: actor processes fill nodes one after the other."""
+    processes, engines = config.actor.processes, config.rollout.engines * config.rollout.engine.tensor_parallel
+    if cluster.gpus:
+        here = min(processes, cluster.node.gpus)
+        engines_here = min(engines, cluster.node.gpus if config.ray.colocate else cluster.node.gpus - here)
+        # Transfers use page-locked copies: gradients and parameters of what is updated on the host.
+        own = stage_parameters(model.shape, model.tied, config.actor.parallel.pipeline).on_rank(config.actor.parallel)
+        shards = max(1, processes // (config.actor.parallel.tensor * config.actor.parallel.pipeline))
+        pinned = int((4 + _BYTES[config.actor.dtype]) * own * _offloaded(config) / _experts_or(shards, config, model))
+        parts = {"optimizer": here * offloaded, "page-locked transfers": here * pinned}
+    else:
+        here, engines_here = processes, engines
+        parts = {
+            "actor": here * actor_bytes,
+            "engines": engines_here * sum(_engine(config, model, cluster).parts.values()),
+        }
+    if config.algorithm.kl.coefficient > 0 or config.model.reference_path:
+        own = stage_parameters(model.shape, model.tied, config.actor.parallel.pipeline).on_rank(config.actor.parallel)
+        parts["reference policy"] = here * own * _BYTES[config.actor.dtype]
+    parts |= {
+        "object store": config.ray.object_store_bytes,
+        "processes": here * _ACTOR_PROCESS + engines_here * _ENGINE_PROCESS + _DRIVER,
+    }
+    return _present(parts)
+
+
+def _experts_or(shards: int, config: Config, model: Model) -> int:
+    """Ranks that share one rank's shard: most parameters of a model with experts are not replicated as far."""
+    experts = model_parameters(model.shape, model.tied).experts
+    if experts * 2 < model.parameters:
+        return shards
+    return max(1, config.actor.processes // (config.actor.parallel.expert * config.actor.parallel.pipeline))
+
+
+def _disk_parts(config: Config, model: Model) -> dict[str, int]:
+    if not config.checkpoint.interval_iterations:
+        checkpoints = 0
+    else:
+        moments = 2 * _BYTES[config.actor.optimizer.moments_dtype]
+        # One more than are kept: the new one is complete before the oldest goes.
+        checkpoints = (config.checkpoint.keep + 1) * model.parameters * (_CHECKPOINT_BYTES + moments)
+    exported = model.parameters * _BYTES[config.actor.dtype] if config.checkpoint.save_hf else 0
+    return _present({"checkpoints": checkpoints, "exported policy": exported})
+
+
+def _present(parts: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in parts.items() if size}

@@ -1,0 +1,41 @@
+"""Generate functions: how one response comes about. Chosen by name, or your own."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+from rlpipe.config.rollout import GenerateConfig
+from rlpipe.generation.calculator import calculator
+from rlpipe.generation.conversation import Conversation
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import named_function
+
+GenerateFunction = Callable[[Conversation], Awaitable[None]]
+
+
+async def single_turn(conversation: Conversation) -> None:
+    """The policy writes once."""
+    await conversation.write()
+
+
+FUNCTIONS: Mapping[str, Callable[..., Awaitable[None]]] = {"single_turn": single_turn, "calculator": calculator}
+"""Registered generate functions."""
+
+
+def generate_function(settings: GenerateConfig) -> GenerateFunction:
+    """The function that `settings` names, with its options.
+
+    Raises ConfigError for a name that is not known, a path that cannot be imported, and a signature that is not
+    `async def function(conversation, **options)`.
+    """
+    function = named_function(settings.function, FUNCTIONS, "rollout.generate.function")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"rollout.generate.function '{settings.function}' is not an `async def` function")
+    try:
+        inspect.signature(function).bind(None, **settings.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"rollout.generate.function '{settings.function}' does not take (conversation, **options) with the options "
+            f"{sorted(settings.options)}: {error}"
+        ) from None
+    return partial(function, **settings.options)

@@ -1,0 +1,307 @@
+"""Where batches of graded groups come from: groups in flight, filters, replacement, interruption."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlpipe.config.rollout import RolloutConfig
+from rlpipe.generation.filters import GroupFilter, drop_reason
+from rlpipe.generation.meter import GradingMeter
+from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.sample import Sample, Status
+from rollout.partial_response import PartialResponse
+
+
+@dataclass(frozen=True)
+class Responded:
+    """What became of a request: an ungraded sample, or, where the engines were told to abort, a partial response."""
+
+    sample: Sample | None
+    partial: PartialResponse = PartialResponse()
+
+
+Respond = Callable[[PromptRequest, PartialResponse], Awaitable[Responded]]
+Grade = Callable[[Sample], Awaitable[Sample]]
+TakeGroup = Callable[[], tuple[int, list[PromptRequest]]]
+
+
+@dataclass
+class Group:
+    """The requests to one prompt and what has come of them. `number` counts prompts since the run began."""
+
+    number: int
+    requests: list[PromptRequest]
+    samples: dict[str, Sample] = field(default_factory=dict)
+    partial: dict[str, PartialResponse] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[PromptRequest]:
+        return [request for request in self.requests if request.sample_id not in self.samples]
+
+    def in_order(self) -> list[Sample]:
+        return [self.samples[request.sample_id] for request in self.requests]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Of the weights that sampled the oldest token; None where there is none yet."""
+        spans = [span for sample in self.samples.values() for span in sample.versions]
+        spans += [span for partial in self.partial.values() for span in partial.versions]
+        return min((span.version for span in spans), default=None)
+
+
+@dataclass
+class _Quota:
+    """The groups of one iteration, or of all where they are handed out as they finish."""
+
+    wanted: int = 0
+    started: int = 0
+    in_flight: int = 0
+    handed_out: int = 0
+    given_up: int = 0
+    finished: list[Group] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return self.in_flight + len(self.finished) + self.handed_out + self.given_up
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one iteration, group by group, and what it took to get them.
+
+    `grading_seconds` is the time in which all that was waited for were graders. `tokens` are those that the engines
+    generated, dropped ones included, in the `seconds` that were given to it.
+    """
+
+    samples: list[Sample]
+    grading_seconds: float
+    seconds: float
+    tokens: int
+    metrics: dict[str, float]
+
+
+class GroupSource:
+    """Keeps as many groups in flight as `RolloutConfig` wants, and hands out the finished ones, an iteration at a time.
+
+    Lives in one event loop. Without oversampling and in the modes `sync` and `one_step_off`, what an iteration
+    consists of depends on the groups' contents alone, and not on the order in which they finish: each dropped group is
+    replaced by that of the next prompt.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        take_group: TakeGroup,
+        respond: Respond,
+        grade: Grade,
+        filters: Sequence[GroupFilter],
+        abort: Callable[[], Awaitable[None]],
+        last_iteration: int,
+    ) -> None:
+        self._config = config
+        self._last_iteration = last_iteration
+        self._take_group = take_group
+        self._respond = respond
+        self._grade = grade
+        self._filters = filters
+        self._abort = abort
+        self._in_order = config.mode != "async"
+        self._quotas: dict[int, _Quota] = {}
+        self._opened = 0
+        self._waiting: list[Group] = []
+        self._tasks: dict[asyncio.Task[None], Group] = {}
+        self._aborting = False
+        self._version = 0
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._counts: Counter[str] = Counter()
+        self._tokens = 0
+        self._meter = GradingMeter()
+        self._last_end: float | None = None
+
+    async def take(self, iteration: int, version: int) -> Batch:
+        """The groups of `iteration`, which will be trained by weights of `version`.
+
+        Raises RolloutError when every group was dropped, and the first error of an engine.
+        """
+        start = time.perf_counter()
+        if self._error is not None:
+            raise self._error
+        self._version = version
+        self._meter.restart()
+        furthest = min(iteration + self._config.iterations_ahead, self._last_iteration)
+        for number in range(max(self._opened + 1, iteration), furthest + 1):
+            self._open(number)
+        quota = self._quotas[self._key(iteration)]
+        self._drop_stale(quota)
+        wanted = self._config.prompts_per_iteration
+        while len(quota.finished) < wanted and quota.in_flight:
+            self._changed.clear()
+            await self._changed.wait()
+            if self._error is not None:
+                raise self._error
+        if self._in_order and quota.in_flight:
+            await self._abort_rest(quota)
+        return self._hand_out(iteration, quota, start)
+
+    async def wait_for_running(self) -> None:
+        """Returns when no group is in flight, in the mode whose responses finish before the weights change."""
+        while self._config.mode == "one_step_off" and self._tasks:  # a dropped group begins another
+            await asyncio.wait(list(self._tasks))
+        if self._error is not None:
+            raise self._error
+
+    async def unfinished(self) -> list[int]:
+        """Numbers of the prompts that were taken and are in no batch that was handed out."""
+        groups = [*self._waiting, *self._tasks.values(), *(g for q in self._quotas.values() for g in q.finished)]
+        return sorted(group.number for group in groups)
+
+    def progress(self, iteration: int) -> tuple[int, int]:
+        """Samples of `iteration` that are there, and wanted. To be called from any thread, for display."""
+        quota = self._quotas.get(self._key(iteration))
+        finished = [] if quota is None else list(quota.finished)
+        running = list(self._tasks.values())
+        wanted = self._config.prompts_per_iteration * self._config.samples_per_prompt
+        there = len(finished) * self._config.samples_per_prompt + sum(len(group.samples) for group in running)
+        return min(there, wanted), wanted
+
+    def _key(self, iteration: int) -> int:
+        return iteration if self._in_order else 0
+
+    def _open(self, iteration: int) -> None:
+        """Begin the groups of `iteration`; those that wait to go on come first."""
+        self._opened = iteration
+        quota = self._quotas.setdefault(self._key(iteration), _Quota())
+        quota.wanted += self._config.prompts_per_iteration
+        target = math.ceil(self._config.prompts_per_iteration * self._config.oversampling)
+        while self._waiting and target:
+            self._go_on(self._waiting.pop(0), quota)
+            target -= 1
+        for _ in range(target):
+            self._begin(quota)
+
+    def _begin(self, quota: _Quota) -> None:
+        number, requests = self._take_group()
+        quota.started += 1
+        self._counts["groups_started"] += 1
+        self._start(Group(number, requests), quota)
+
+    def _go_on(self, group: Group, quota: _Quota) -> None:
+        oldest = group.oldest_version
+        if oldest is not None and self._version - oldest > self._config.max_staleness:
+            self._counts["samples_restarted"] += len(group.requests)
+            group = Group(group.number, group.requests)
+        self._counts["samples_continued"] += len(group.partial)
+        quota.started += 1
+        self._start(group, quota)
+
+    def _start(self, group: Group, quota: _Quota) -> None:
+        quota.in_flight += 1
+        task = asyncio.get_running_loop().create_task(self._run(group, quota))
+        self._tasks[task] = group
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        del self._tasks[task]
+        if not task.cancelled() and task.exception() is not None:
+            self._error = self._error or task.exception()
+        self._changed.set()
+
+    async def _run(self, group: Group, quota: _Quota) -> None:
+        partial, group.partial = group.partial, {}
+        await asyncio.gather(
+            *(self._one(group, request, partial.get(request.sample_id, PartialResponse())) for request in group.missing)
+        )
+        quota.in_flight -= 1
+        if group.missing:
+            self._keep_or_drop(group)
+            return
+        reason = drop_reason(group.in_order(), self._filters) or self._stale(group)
+        if reason is None:
+            quota.finished.append(group)
+        else:
+            self._counts[f"groups_dropped_{reason}"] += 1
+            self._replace(quota)
+
+    async def _one(self, group: Group, request: PromptRequest, partial: PartialResponse) -> None:
+        with self._meter.generating():
+            responded = await self._respond(request, partial)
+        if responded.sample is None:
+            group.partial[request.sample_id] = responded.partial
+            self._tokens += len(responded.partial.token_ids) - len(partial.token_ids)
+            return
+        self._tokens += responded.sample.trained_tokens - len(partial.token_ids)
+        if responded.sample.status is Status.FAILED:
+            self._counts["failed"] += 1
+            group.samples[request.sample_id] = responded.sample
+        else:
+            group.samples[request.sample_id] = await self._grade(responded.sample)
+
+    def _replace(self, quota: _Quota) -> None:
+        """Begin groups until enough are in flight or finished, as far as `max_groups_factor` allows."""
+        while quota.held < quota.wanted and not self._aborting:
+            if quota.started >= quota.wanted * self._config.max_groups_factor:
+                quota.given_up += 1
+                self._counts["missing_groups"] += 1
+            else:
+                self._begin(quota)
+
+    async def _abort_rest(self, quota: _Quota) -> None:
+        """End what is still running; the groups that are complete already are as good as the others."""
+        self._aborting = True
+        rest = list(self._tasks)
+        await self._abort()
+        await asyncio.wait(rest)
+        self._aborting = False
+        if self._error is not None:
+            raise self._error
+
+    def _keep_or_drop(self, group: Group) -> None:
+        if self._config.partial:
+            self._counts["groups_carried"] += 1
+            self._waiting.append(group)
+        else:
+            self._counts["groups_dropped_aborted"] += 1
+
+    def _drop_stale(self, quota: _Quota) -> None:
+        fresh = [group for group in quota.finished if self._stale(group) is None]
+        self._counts["groups_dropped_stale"] += len(quota.finished) - len(fresh)
+        quota.finished[:] = fresh
+        self._replace(quota)
+
+    def _stale(self, group: Group) -> str | None:
+        oldest = group.oldest_version
+        return None if oldest is None or self._version - oldest <= self._config.max_staleness else "stale"
+
+    def _hand_out(self, iteration: int, quota: _Quota, start: float) -> Batch:
+        wanted = self._config.prompts_per_iteration
+        taken = quota.finished[:wanted]
+        del quota.finished[:wanted]
+        quota.handed_out += len(taken)
+        if self._in_order:
+            # Groups of an oversampled iteration that finished while the others were aborted.
+            for group in quota.finished:
+                self._keep_or_drop(group)
+            del self._quotas[iteration]
+        counts, self._counts = self._counts, Counter()
+        if not taken:
+            raise RolloutError(
+                f"iteration {iteration}: all {counts['groups_started']} groups were dropped ({dict(counts)}); loosen "
+                "rollout.filters, or look at the samples and the reward"
+            )
+        taken.sort(key=lambda group: group.number)
+        end = time.perf_counter()
+        begin = start if self._config.iterations_ahead == 0 or self._last_end is None else self._last_end
+        self._last_end = end
+        tokens, self._tokens = self._tokens, 0
+        return Batch(
+            samples=[sample for group in taken for sample in group.in_order()],
+            grading_seconds=self._meter.take(),
+            seconds=end - begin,
+            tokens=tokens,
+            metrics={f"rollout/{name}_count": float(count) for name, count in counts.items() if count},
+        )

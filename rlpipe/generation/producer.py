@@ -1,0 +1,211 @@
+"""The engines and the graders as one, seen from the driver's thread."""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import rewards.reward_metrics
+from rewards.grading_pool import GradingPool
+from rlpipe.data import PromptStream
+from rlpipe.data.stream import StreamState
+from rlpipe.generation.conversation import Conversation, InterruptedResponse
+from rlpipe.generation.event_loop import BackgroundLoop
+from rlpipe.generation.group_source import Batch, GroupSource, Responded
+from rlpipe.generation.inputs import Inputs
+from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
+from rlpipe.monitoring.console import Console
+from rlpipe.shared.errors import RlpipeError, RolloutError
+from rlpipe.shared.interrupts import raise_if_requested
+from rlpipe.shared.sample import Sample, Status
+from rollout.client import EngineClient
+from rollout.partial_response import PartialResponse
+from rollout.pool import RolloutPool
+from rollout.requests import SamplingParameters
+
+Result = TypeVar("Result")
+
+_LOOK_EVERY_SECONDS = 0.2
+
+
+class Rollouts:
+    """Generates and grades in a thread of its own. `state` and `pending` say where the training prompts go on."""
+
+    def __init__(
+        self,
+        pool: RolloutPool,
+        grading: GradingPool,
+        inputs: Inputs,
+        console: Console,
+        state: StreamState = StreamState(),
+        pending: Sequence[int] = (),
+    ) -> None:
+        config = inputs.config
+        self._config = config
+        self._pool = pool
+        self._grading = grading
+        self._inputs = inputs
+        self._console = console
+        self._sampling = {
+            dataset.name: SamplingParameters.training(config.rollout, dataset.sampling) for dataset in config.data.train
+        }
+        self.prompts = PromptStream(inputs.training.prompts, config.seed, config.data.shuffle, state)
+        self._pending = list(pending)
+        self._failures: list[str] = []
+        self._loop = BackgroundLoop("rollouts")
+        self._client: EngineClient = pool.client()
+        self._source = GroupSource(
+            config.rollout,
+            self._take_group,
+            self._respond,
+            self._grade,
+            inputs.filters,
+            self._client.abort,
+            last_iteration=config.run.iterations,
+        )
+
+    def take(self, iteration: int, version: int) -> Batch:
+        """The graded samples of `iteration`, which will be trained by weights of `version`.
+
+        Raises RolloutError when all groups were dropped or too many samples failed, DeadlineError when late.
+        """
+        batch = self._wait(self._source.take(iteration, version), lambda: self._source.progress(iteration))
+        self._check_failures(batch.samples)
+        return batch
+
+    def wait_for_running(self) -> None:
+        """Lets responses end that are not to see new weights. Call before the weights of the engines change."""
+        self._wait(self._source.wait_for_running())
+
+    def run(self, requests: Sequence[PromptRequest]) -> list[Sample]:
+        """One sample for each of `requests`, in their order: graded, unless it failed."""
+        there: list[Sample] = []
+
+        async def one(request: PromptRequest) -> Sample:
+            sample = (await self._respond(request, PartialResponse())).sample
+            if sample is None:
+                raise RolloutError(f"sample {request.sample_id} was interrupted, which no evaluation should be")
+            if sample.status is not Status.FAILED:
+                sample = await self._grade(sample)
+            there.append(sample)
+            return sample
+
+        async def all_of_them() -> list[Sample]:
+            return await asyncio.gather(*map(one, requests))
+
+        return self._wait(all_of_them(), lambda: (len(there), len(requests)))
+
+    def position(self) -> tuple[StreamState, tuple[int, ...]]:
+        """What the next run's `state` and `pending` have to be for no prompt to be lost."""
+        unfinished = self._wait(self._source.unfinished())
+        return self.prompts.state, tuple(sorted([*unfinished, *self._pending]))
+
+    def grading_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """How the samples were graded, with the time-outs and errors since the last call."""
+        graded = [sample.reward for sample in samples if sample.reward]
+        return rewards.reward_metrics.summarize(graded, self._grading.take_failures())
+
+    def take_grading_failures(self) -> int:
+        """Responses whose grading timed out or failed since the last call of this or of `grading_metrics`."""
+        failures = self._grading.take_failures()
+        return len(failures.timeouts) + len(failures.errors)
+
+    def close(self) -> None:
+        """Ends what is in flight."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(
+        self, coroutine: Coroutine[Any, Any, Result], progress: Callable[[], tuple[int, int]] | None = None
+    ) -> Result:
+        """Its result, with the console told of its progress."""
+        deadline = self._config.deadlines.rollout_seconds
+        future: Future[Result] = self._loop.submit(coroutine)
+        end = time.monotonic() + deadline
+        while not future.done():
+            raise_if_requested()
+            if progress is not None:
+                self._console.progress(*progress())
+            if time.monotonic() > end:
+                future.cancel()
+                raise self._pool.late(self._client, deadline)
+            try:
+                future.result(timeout=_LOOK_EVERY_SECONDS)
+            except TimeoutError:
+                continue
+        return future.result()
+
+    def _take_group(self) -> tuple[int, list[PromptRequest]]:
+        number = self._pending.pop(0) if self._pending else None
+        if number is None:
+            number = self.prompts.number
+            (prompt,) = self.prompts.take(1)
+        else:
+            prompt = self.prompts.item(number)
+        sampling = self._sampling[prompt.dataset]
+        return number, requests_for_prompt(f"{number:08d}", prompt, self._config.rollout.samples_per_prompt, sampling)
+
+    def _conversation(self, request: PromptRequest, partial: PartialResponse = PartialResponse()) -> Conversation:
+        return Conversation(request, self._client, self._inputs.tokenizer, self._config.seed, partial)
+
+    async def _respond(self, request: PromptRequest, partial: PartialResponse) -> Responded:
+        conversation = self._conversation(request, partial)
+        try:
+            await self._inputs.generate(conversation)
+        except InterruptedResponse:
+            return Responded(None, conversation.partial)
+        except RlpipeError:
+            raise
+        except Exception:  # a user's function: it costs its sample, is counted and told
+            self._failures.append(f"sample {request.sample_id}: {traceback.format_exc()}")
+            return Responded(failed_sample(request))
+        return Responded(conversation.sample())
+
+    async def _grade(self, sample: Sample) -> Sample:
+        spec = self._inputs.chooser.choose(sample.prompt)
+        future = self._grading.submit(
+            sample.sample_id,
+            spec.name,
+            sample.response_text,
+            sample.prompt.label,
+            spec.options,
+            facts=rewards.facts_of(sample),
+        )
+        reward = await asyncio.wrap_future(future)
+        return replace(sample, reward=reward)
+
+    def _check_failures(self, samples: Sequence[Sample]) -> None:
+        failures, self._failures = self._failures, []
+        share = sum(sample.status is Status.FAILED for sample in samples) / len(samples)
+        if share > self._config.rollout.generate.max_failed_share:
+            reason = f"; the last one: {failures[-1]}" if failures else ": they have no tokens"
+            raise RolloutError(
+                f"{share:.0%} of the samples failed, more than rollout.generate.max_failed_share = "
+                f"{self._config.rollout.generate.max_failed_share:.0%}{reason}"
+            )
+        if failures:
+            self._console.say(f"{len(failures)} samples failed; the last one: {failures[-1]}")
+
+
+def failed_sample(request: PromptRequest) -> Sample:
+    """The place of a response that did not come about."""
+    return Sample(
+        sample_id=request.sample_id,
+        group_id=request.group_id,
+        prompt=request.prompt,
+        response_ids=(),
+        response_text="",
+        rollout_logprobs=(),
+        loss_mask=(),
+        versions=(),
+        status=Status.FAILED,
+        engine=-1,
+    )

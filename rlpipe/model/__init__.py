@@ -1,0 +1,1 @@
+"""What a model folder's config.json says."""

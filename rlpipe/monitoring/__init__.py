@@ -1,0 +1,1 @@
+"""What a run tells: metrics and where they go, the console, the run folder, dashboards, the report."""

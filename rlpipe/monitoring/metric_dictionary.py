@@ -1,0 +1,222 @@
+"""The metric dictionary. Dashboards, docs and tests are made from it or checked against it.
+
+A name is `area/name`; the unit is its last word where it has one (`_seconds`, `_tokens`, `_bytes`, `_share`).
+A part in braces stands for a name known at run time, for instance a data set.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from statistics import fmean
+
+from rlpipe.shared.phases import PHASES
+
+
+class Reduce(StrEnum):
+    """How the values of several ranks or engines become the one that is logged."""
+
+    NONE = "none"  # made by the driver, one value
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. `unit` is a plain word ("seconds", "tokens", "share", "count", "nats", "none")."""
+
+    name: str
+    unit: str
+    meaning: str
+    reduce: Reduce = Reduce.NONE
+
+
+_STEP_PARTS = {
+    **PHASES,
+    "unaccounted": "time of the iteration that no phase claims",
+    "step": "the whole iteration",
+}
+
+_RANK_PARTS = {
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "optimizer": "the optimizer",
+    "exchange": "exchanges between ranks in the training call; the slowest rank has the least",
+    "ref_logprob": "the reference pass, without exchanges",
+    "old_logprob": "the pass for old log-probabilities, without exchanges",
+    "compute": "all of these but the exchanges",
+}
+
+_DECLARED = [
+    *(
+        Metric(f"ranks/{part}_{reduce}_seconds", "seconds", f"{reduce} over ranks: {meaning}")
+        for part, meaning in _RANK_PARTS.items()
+        for reduce in ("min", "mean", "max")
+    ),
+    Metric("ranks/slowest", "rank", "training rank that computes longest; its host is in ranks.jsonl"),
+    *(Metric(f"time/{name}_seconds", "seconds", meaning) for name, meaning in _STEP_PARTS.items()),
+    Metric("time/unaccounted_share", "share", "unaccounted time over the iteration's time"),
+    Metric("rollout/reward_mean", "none", "mean score of the iteration's samples"),
+    Metric("rollout/reward_std", "none", "standard deviation of the scores"),
+    Metric("rollout/accuracy", "share", "share of samples graded correct"),
+    Metric("rollout/response_tokens_mean", "tokens", "mean length of a response"),
+    Metric("rollout/response_tokens_max", "tokens", "longest response"),
+    Metric("rollout/truncated_share", "share", "share of responses that met the token limit"),
+    Metric("rollout/samples_count", "count", "samples generated"),
+    Metric("rollout/failed_count", "count", "samples without a usable response"),
+    Metric("rollout/equal_reward_groups_count", "count", "groups whose samples all have the same score"),
+    Metric(
+        "rollout/weight_version_lag_max",
+        "versions",
+        "current weight version less the oldest one sampled with",
+    ),
+    Metric("rollout/weight_version_lag_mean", "versions", "the same, mean over response tokens"),
+    Metric("rollout/off_policy_share", "share", "share of response tokens that older weights sampled"),
+    Metric("rollout/groups_started_count", "count", "groups started"),
+    Metric("rollout/groups_dropped_{reason}_count", "count", "groups that are not trained, by reason"),
+    Metric("rollout/missing_groups_count", "count", "groups given up because of `rollout.max_groups_factor`"),
+    Metric("rollout/groups_carried_count", "count", "interrupted groups that go on in the next iteration"),
+    Metric("rollout/samples_continued_count", "count", "interrupted responses that went on"),
+    Metric("rollout/samples_restarted_count", "count", "responses begun again because their beginning was too old"),
+    Metric("advantage/groups_count", "count", "groups that advantages were computed from"),
+    Metric("advantage/failed_samples_count", "count", "samples left out because generation failed"),
+    Metric("advantage/singleton_groups_count", "count", "groups with one sample left, whose advantage is 0"),
+    Metric("advantage/short_groups_count", "count", "groups with fewer samples than the largest one"),
+    Metric("advantage/truncated_masked_count", "count", "truncated responses left out of the loss"),
+    Metric("advantage/overlong_penalized_count", "count", "responses with a penalty for their length"),
+    Metric("advantage/kl_penalty_mean", "none", "mean KL penalty per response token, with its coefficient"),
+    Metric("advantage/abs_mean", "none", "mean absolute advantage"),
+    Metric(
+        "perf/rollout_tokens_per_second",
+        "tokens/second",
+        "response tokens, those of dropped groups too, over the time given to generating them: the rollout phase, or, "
+        "where generation runs beside training, from batch to batch",
+    ),
+    Metric("perf/rollout_idle_share", "share", "time without a running request, mean over engines"),
+    Metric("perf/actor_idle_share", "share", "time outside of the actor's passes and updates"),
+    Metric(
+        "perf/rollout_engine_{engine}_tokens_per_second",
+        "tokens/second",
+        "the same for one engine, over its busy time",
+    ),
+    Metric("perf/rollout_seconds", "seconds", "time given to generating the iteration's batch"),
+    Metric(
+        "perf/rollout_tokens_per_gpu_per_second",
+        "tokens/second",
+        "response tokens over the rollout phase and the devices of all engines",
+    ),
+    Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
+    Metric("perf/actor_train_seconds", "seconds", "the training call"),
+    Metric("perf/train_seconds", "seconds", "log-probability passes, advantages, packs and the training call"),
+    Metric("perf/actor_tokens_per_second", "tokens/second", "trained tokens over the training call, the whole job"),
+    Metric("perf/actor_tokens_per_gpu_per_second", "tokens/second", "the same for each of the actor's processes"),
+    Metric(
+        "perf/actor_train_tflops_per_gpu",
+        "TFLOP/second",
+        "training FLOPs of the model (causal half, no recomputation) over the training call and the actor's processes",
+    ),
+    Metric("perf/ref_logprob_tflops_per_gpu", "TFLOP/second", "forward FLOPs over the reference pass, likewise"),
+    Metric("perf/actor_train_mfu", "share", "those training FLOPs per second over the device's dense bf16 peak"),
+    Metric("perf/actor_train_mfu_excluding_jit", "share", "MFU of the training call less its `perf/jit_seconds`"),
+    Metric(
+        "perf/actor_train_hfu",
+        "share",
+        "the same with executed FLOPs: padding, recomputation, what kernels compute twice",
+    ),
+    Metric(
+        "perf/jit_seconds",
+        "seconds",
+        "compiling, tuning and communicator set-up on the slowest actor process and in the slowest engine",
+    ),
+    Metric("perf/jit_compiles", "count", "kernels and functions compiled, all actor processes and engines"),
+    Metric("perf/jit_alarms", "count", "kernels that compiled after warm-up, likewise"),
+    Metric("perf/jit_stalls", "count", "calls whose stacks were dumped because they took far longer than usual"),
+    Metric("perf/step_excluding_jit_seconds", "seconds", "the step less `perf/jit_seconds`"),
+    Metric("guard/checks", "count", "collectives preceded by a look at free device memory", Reduce.SUM),
+    Metric("guard/skips", "count", "collectives of devices that the policy lets pass", Reduce.SUM),
+    Metric("guard/cleanups", "count", "times PyTorch's unused memory was given back", Reduce.SUM),
+    Metric("guard/probe_seconds", "seconds", "asking the driver, on the rank where it took longest", Reduce.MAX),
+    Metric("guard/cleanup_seconds", "seconds", "giving memory back, on the rank where it took longest", Reduce.MAX),
+    Metric("reward/timeouts_count", "count", "responses whose grading met the time limit"),
+    Metric("reward/errors_count", "count", "responses whose grading raised an error or crashed its process"),
+    Metric(
+        "reward/format_share", "share", "share of responses whose answer stood where the grader's convention wants it"
+    ),
+    Metric("reward/{component}_mean", "none", "mean of one component of the reward"),
+    Metric("pack/packs_count", "count", "packs of the iteration, all ranks"),
+    Metric("pack/fill_share", "share", "real tokens over the capacity of all packs"),
+    Metric(
+        "pack/advised_saved_share", "share", "share of packs that a budget within 15 % of the present one would save"
+    ),
+    Metric("pack/dummy_packs_count", "count", "packs without samples that keep ranks in step"),
+    Metric("pack/padding_tokens", "tokens", "alignment padding in packs"),
+    Metric("pack/rank_imbalance", "none", "largest over mean cost of the data-parallel ranks"),
+    Metric("pack/slot_imbalance", "none", "the same where ranks wait for each other after every pack"),
+    Metric("pack/oversize_count", "count", "samples longer than a pack, left out of the update"),
+    Metric("train/loss", "none", "the optimized loss"),
+    Metric("train/policy_loss", "none", "policy term of the loss"),
+    Metric("train/kl_loss", "nats", "KL term before its coefficient"),
+    Metric("train/mtp_loss", "nats", "multi-token-prediction loss before its weight, where those layers are trained"),
+    Metric("train/entropy", "nats", "mean token entropy of the policy"),
+    Metric("train/clip_share", "share", "share of tokens whose ratio was clipped"),
+    Metric("train/dual_clip_share", "share", "share of tokens whose loss the dual clip bounded"),
+    Metric("train/ratio_mean", "none", "mean importance ratio"),
+    Metric("train/gradient_norm", "none", "global gradient norm before clipping, dense and expert parameters"),
+    Metric("train/learning_rate", "none", "learning rate of the update"),
+    Metric("train/updates_attempted_count", "count", "optimizer steps attempted in this run so far"),
+    Metric("train/updates_applied_count", "count", "optimizer steps applied in this run so far"),
+    Metric(
+        "train/updates_skipped_count",
+        "count",
+        "optimizer steps skipped for a non-finite loss or gradient so far",
+    ),
+    Metric(
+        "mismatch/logprob_abs_max",
+        "nats",
+        "largest |SGLang - Megatron| log-probability of a sampled token, before the first update of an iteration",
+    ),
+    Metric("mismatch/logprob_abs_mean", "nats", "mean of the same"),
+    Metric("mismatch/weight_mean", "none", "mean importance weight of the mismatch correction"),
+    Metric("mismatch/masked_share", "share", "share of tokens that the mismatch correction masks"),
+    Metric("weight_sync/version", "versions", "weight version that the engines hold"),
+    Metric("weight_sync/bytes", "bytes", "bytes sent to one engine"),
+    Metric("weight_sync/gigabytes_per_second", "gigabytes/second", "bytes over the seconds of the transfer"),
+    Metric("data/epoch", "count", "epoch of the training prompts"),
+    Metric("data/prompts_too_long", "count", "prompts left out because of their length, all data sets"),
+    Metric("data/rows_skipped", "count", "malformed rows skipped, all data sets"),
+    Metric("eval/{dataset}/accuracy", "share", "share of held-out problems answered correctly"),
+    Metric("eval/{dataset}/grading_failures_count", "count", "answers whose grading timed out or failed"),
+    Metric("eval/{dataset}/reward_mean", "none", "mean score on held-out problems"),
+    Metric("eval/{dataset}/response_tokens_mean", "tokens", "mean length of held-out answers"),
+    Metric("eval/{dataset}/pass_at_{k}", "share", "chance that one of k answers is correct (unbiased estimator)"),
+    Metric("warm_start/loss", "nats", "mean token loss of the supervised phase"),
+]
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    parts = (re.sub(r"\\{\w+\\}", r"[^/]+", re.escape(name)) for name in METRICS)
+    return re.compile("|".join(f"(?:{part})" for part in parts))
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise KeyError, naming them, if any of `names` is not declared."""
+    unknown = sorted(name for name in names if not _pattern().fullmatch(name))
+    if unknown:
+        raise KeyError(f"metrics not declared in rlpipe/monitoring/metric_dictionary.py: {', '.join(unknown)}")
+
+
+def reduce_over_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One value for each metric from those of the ranks that have it. KeyError for a name that is not declared, or
+    declared without a reduction."""
+    values: dict[str, list[float]] = {}
+    for name, value in (item for rank in ranks for item in rank.items()):
+        values.setdefault(name, []).append(value)
+    return {name: _REDUCTIONS[METRICS[name].reduce](found) for name, found in values.items()}
+
+
+_REDUCTIONS: dict[Reduce, Callable[[Sequence[float]], float]] = {Reduce.SUM: sum, Reduce.MEAN: fmean, Reduce.MAX: max}

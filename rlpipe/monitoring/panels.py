@@ -1,0 +1,107 @@
+"""What belongs on a dashboard. Every metric here is in the metric dictionary (a test checks it)."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rlpipe.shared.phases import PHASES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over the iterations, beside each other or stacked. A part of a name in braces stands for any word."""
+
+    title: str
+    metrics: tuple[str, ...]
+    kind: Literal["lines", "stacked"] = "lines"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Panels about one question."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def name_pattern(metric: str) -> str:
+    """A regular expression that matches the metric's whole name, whatever stands for its braces."""
+    return "^" + re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(metric)) + "$"
+
+
+def _rank_spread(part: str) -> tuple[str, ...]:
+    return tuple(f"ranks/{part}_{reduce}_seconds" for reduce in ("min", "mean", "max"))
+
+
+GROUPS = (
+    Group(
+        "Where the time goes",
+        (
+            Panel(
+                "seconds of each phase", tuple(f"time/{phase}_seconds" for phase in (*PHASES, "unaccounted")), "stacked"
+            ),
+            Panel("step", ("time/step_seconds", "perf/step_excluding_jit_seconds")),
+            Panel("share that no phase claims", ("time/unaccounted_share",)),
+            Panel("idle shares", ("perf/actor_idle_share", "perf/rollout_idle_share")),
+        ),
+    ),
+    Group(
+        "Speed",
+        (
+            Panel("rollout tokens per second", ("perf/rollout_tokens_per_second",)),
+            Panel("rollout tokens per second and GPU", ("perf/rollout_tokens_per_gpu_per_second",)),
+            Panel("tokens per second of each engine", ("perf/rollout_engine_{engine}_tokens_per_second",)),
+            Panel("actor tokens per second", ("perf/actor_tokens_per_second",)),
+            Panel("actor tokens per second and GPU", ("perf/actor_tokens_per_gpu_per_second",)),
+            Panel("actor TFLOP/s per GPU", ("perf/actor_train_tflops_per_gpu", "perf/ref_logprob_tflops_per_gpu")),
+            Panel(
+                "utilization",
+                ("perf/actor_train_mfu", "perf/actor_train_mfu_excluding_jit", "perf/actor_train_hfu"),
+            ),
+            Panel("fill of packs", ("pack/fill_share",)),
+        ),
+    ),
+    Group(
+        "Ranks",
+        (
+            Panel("forward", _rank_spread("forward")),
+            Panel("backward", _rank_spread("backward")),
+            Panel("optimizer", _rank_spread("optimizer")),
+            Panel("exchanges, waiting included", _rank_spread("exchange")),
+            Panel("computing in all", _rank_spread("compute")),
+            Panel("slowest rank", ("ranks/slowest",)),
+        ),
+    ),
+    Group(
+        "Compilation",
+        (
+            Panel("seconds of compiling", ("perf/jit_seconds",)),
+            Panel("compilations", ("perf/jit_compiles",)),
+            Panel("alarms and stalls", ("perf/jit_alarms", "perf/jit_stalls")),
+        ),
+    ),
+    Group(
+        "Learning",
+        (
+            Panel("reward", ("rollout/reward_mean",)),
+            Panel("accuracy", ("rollout/accuracy", "eval/{dataset}/accuracy")),
+            Panel("response tokens", ("rollout/response_tokens_mean", "rollout/response_tokens_max")),
+            Panel("truncated share", ("rollout/truncated_share",)),
+            Panel("loss", ("train/loss", "train/policy_loss")),
+            Panel("KL", ("train/kl_loss",)),
+            Panel("entropy", ("train/entropy",)),
+            Panel("gradient norm", ("train/gradient_norm",)),
+            Panel("clipped share", ("train/clip_share",)),
+        ),
+    ),
+    Group(
+        "Trust",
+        (
+            Panel("SGLang - Megatron log-probability", ("mismatch/logprob_abs_mean", "mismatch/logprob_abs_max")),
+            Panel("skipped updates", ("train/updates_skipped_count",)),
+            Panel("age of weights", ("rollout/weight_version_lag_max",)),
+            Panel("groups of equal reward", ("rollout/equal_reward_groups_count",)),
+            Panel("failed samples", ("rollout/failed_count", "reward/timeouts_count", "reward/errors_count")),
+        ),
+    ),
+)

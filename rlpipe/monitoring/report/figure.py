@@ -1,0 +1,86 @@
+"""Reward, held-out accuracy and the phase split over the iterations, as one figure."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from rlpipe.monitoring.report.history import History
+from rlpipe.shared.phases import PHASES
+
+_COLORS = {
+    "rollout": "#4477aa",
+    "reward": "#66ccee",
+    "ref_logprob": "#aa3377",
+    "old_logprob": "#cc6699",
+    "forward": "#228833",
+    "backward": "#44aa55",
+    "optimizer": "#88bb44",
+    "exchange": "#ddaa33",
+    "train_other": "#bbdd99",
+    "sleep_wake": "#ffaabb",
+    "weight_sync": "#ee6677",
+    "eval": "#ccbb44",
+    "checkpoint": "#999999",
+    "unaccounted": "#222222",
+}
+_OTHER_COLOR = "#dddddd"
+
+
+def draw(history: History) -> Figure:
+    """Three panels side by side; the caller saves the figure."""
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    rewards, accuracy, phases = figure.subplots(1, 3)
+    _draw_rewards(rewards, history)
+    _draw_accuracy(accuracy, history)
+    _draw_phases(phases, history)
+    for axes in (rewards, accuracy, phases):
+        axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(history.name)
+    return figure
+
+
+def _draw_rewards(axes: Axes, history: History) -> None:
+    iterations, means = history.series("rollout/reward_mean")
+    _, spreads = history.series("rollout/reward_std")
+    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+    axes.fill_between(iterations, low, high, color="#4477aa", alpha=0.15, label="± standard deviation")
+    axes.plot(iterations, means, color="#4477aa", marker=".", label="mean")
+    axes.set_title("reward of sampled responses")
+    axes.legend(loc="lower right")
+
+
+def _draw_accuracy(axes: Axes, history: History) -> None:
+    for name in history.names("eval/", "/accuracy"):
+        iterations, values = history.series(name)
+        axes.plot(iterations, values, marker="o", label=f"held-out: {name.split('/')[1]}")
+        for place in (0, -1):
+            axes.annotate(
+                f"{values[place]:.1%}", (iterations[place], values[place]), (0, 6), textcoords="offset points"
+            )
+    iterations, values = history.series("rollout/accuracy")
+    if values:
+        axes.plot(iterations, values, linestyle=":", color="#888888", label="training prompts, sampled")
+    axes.set_ylim(0, 1.08)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_title("accuracy")
+    if axes.lines:  # neither evaluation nor a grader that tells right from wrong: nothing to name
+        axes.legend(loc="lower right")
+
+
+def _draw_phases(axes: Axes, history: History) -> None:
+    rows = history.trained
+    iterations = [row["iteration"] for row in rows]
+    bottom = [0.0] * len(rows)
+    for phase in (*PHASES, "unaccounted"):
+        seconds = [row.get(f"time/{phase}_seconds", 0.0) for row in rows]
+        if not any(seconds):
+            continue
+        color = _COLORS.get(phase, _OTHER_COLOR)
+        label = phase if phase in _COLORS else None
+        axes.bar(iterations, seconds, bottom=bottom, width=0.85, color=color, label=label)
+        bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
+    axes.set_title("seconds of each phase")
+    axes.set_ylabel("seconds")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")

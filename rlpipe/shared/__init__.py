@@ -1,0 +1,1 @@
+"""What driver and workers both know: plain types and small tools that import no other room."""

@@ -1,0 +1,51 @@
+"""The errors a user can cause or fix. Each carries one sentence: the value, the place and the fix.
+
+The command line prints the sentence and exits with `EXIT_CODE`; a traceback is shown only with `--debug`.
+Anything that is not one of these is a defect of rlpipe and keeps its traceback.
+"""
+
+EXIT_CODE = 2
+
+
+class RlpipeError(Exception):
+    """Base of all errors that are shown to the user as one sentence."""
+
+
+class ConfigError(RlpipeError):
+    """A configuration file or an override is wrong."""
+
+
+class DataError(RlpipeError):
+    """A data file is missing, malformed or lacks a column."""
+
+
+class ModelError(RlpipeError):
+    """A model folder is missing a file, has an unsupported architecture or tensors that do not fit."""
+
+
+class ResourceError(RlpipeError):
+    """The machine or cluster lacks what the run needs: memory, GPUs, ports, disk."""
+
+
+class RolloutError(RlpipeError):
+    """A rollout engine failed, died or answered something that cannot be used."""
+
+
+class ActorError(RlpipeError):
+    """The training side failed or was asked for something that it cannot do."""
+
+
+class CheckpointError(RlpipeError):
+    """A checkpoint is missing, incomplete, corrupt or belongs to another configuration."""
+
+
+class WeightSyncError(RlpipeError):
+    """The rollout engines did not receive the weights that were sent."""
+
+
+class DeadlineError(RlpipeError):
+    """A remote call took longer than its phase allows; the message holds the stack of the slow worker."""
+
+
+class JitError(RlpipeError):
+    """Kernels compile after warm-up in a run that is configured to stop then."""

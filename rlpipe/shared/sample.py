@@ -1,0 +1,106 @@
+"""One rollout: what was asked, what was answered, and everything known about it.
+
+Samples are immutable; each stage returns new ones (`dataclasses.replace`). Token ids are never decoded and encoded
+again between rollout and training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlpipe.shared.expert_routes import Routes
+
+
+class Status(StrEnum):
+    """How a response ended."""
+
+    COMPLETED = "completed"  # a stop token or stop string
+    TRUNCATED = "truncated"  # the response token limit
+    ABORTED = "aborted"  # stopped by us; may be continued
+    FAILED = "failed"  # the engine or the generate function gave up
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a data set, tokenized.
+
+    `prompt_id` is unique within its data set and stable across runs and resumes.
+    """
+
+    prompt_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    label: str
+    dataset: str
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """`tokens` consecutive response tokens that were sampled by weights of `version`."""
+
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A graded response. `score` enters the advantage; `correct` is None where the grader has no notion of it."""
+
+    score: float
+    correct: bool | None
+    reason: str
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response of a group.
+
+    `loss_mask` and `rollout_logprobs` have one entry per response token; `loss_mask` is 0 for tokens the policy did
+    not choose (tool output). `rollout_logprobs` are natural logarithms of the engine's softmax at `temperature`, before
+    top-k and top-p. `group_id` names the prompt occurrence: samples of one group share it and nothing else does.
+    `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is set only
+    by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that the engine chose,
+    where they are replayed: int16 [prompt + response - 1, layers, experts per token].
+    """
+
+    sample_id: str
+    group_id: str
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+    response_text: str
+    rollout_logprobs: tuple[float, ...]
+    loss_mask: tuple[int, ...]
+    versions: tuple[VersionSpan, ...]
+    status: Status
+    engine: int
+    temperature: float = 1.0
+    reward: Reward | None = None
+    advantage: float | None = None
+    token_advantages: tuple[float, ...] | None = None
+    routes: "Routes | None" = field(default=None, compare=False)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def response_tokens(self) -> int:
+        return len(self.response_ids)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def trained_tokens(self) -> int:
+        """Response tokens that enter the loss."""
+        return sum(self.loss_mask)
+
+    @property
+    def oldest_version(self) -> int:
+        return min(span.version for span in self.versions)

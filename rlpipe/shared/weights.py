@@ -1,0 +1,85 @@
+"""What senders and receivers of weights agree on: where they meet and the plan of buckets.
+
+The plan is made once by the actor and given to both sides, so an update needs no conversation through the driver: the
+buckets are sent in order, each engine receives them in order, and the version is set after the last.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+BUFFERS = "shared_buffers"
+"""The `backend` of a group whose processes share memory instead of sending."""
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Where an update's processes meet.
+
+    backend: of torch.distributed, for a process group in which rank 0 broadcasts and ranks 1 to `world_size - 1` belong
+        to the engines; or BUFFERS, for one engine and the actor's processes on its devices, each of which shares
+        memory with the engine's process there.
+    address, port: of a store that rank 0 holds, in which the group meets under its name; with BUFFERS `port` has no
+        meaning and the addresses are those at which the actor's processes listen, one for each tensor-parallel rank of
+        the engine, separated by commas (rlpipe.shared.weight_channel).
+    world_size: processes of the group, senders included.
+    """
+
+    name: str
+    address: str
+    port: int
+    world_size: int
+    backend: str
+
+    @property
+    def senders(self) -> int:
+        """Processes of the actor that send."""
+        return len(self.address.split(",")) if self.backend == BUFFERS else 1
+
+    def address_of(self, reader: int) -> str:
+        """Where tensor-parallel rank `reader` of an engine meets its sender."""
+        return self.address.split(",")[reader] if self.backend == BUFFERS else self.address
+
+
+@dataclass(frozen=True)
+class SharedBuffer:
+    """A buffer of bytes that another process of the same machine can open.
+
+    handle: of kind `cuda_ipc` torch's pickled reference to device memory, of kind `memory_file` the path of a file in
+        memory.
+    """
+
+    kind: Literal["cuda_ipc", "memory_file"]
+    handle: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor under its Hugging Face name. `dtype` is torch's name without the module, for instance "bfloat16"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Tensors that travel flattened, in one piece; all have the same dtype."""
+
+    tensors: tuple[TensorSpec, ...]
+    size_bytes: int
+
+
+def checksum(data: "Buffer") -> str:
+    """CRC-32 of the bytes of a flattened bucket, as 8 hexadecimal digits; sender and receivers compare it."""
+    return f"{zlib.crc32(data):08x}"

@@ -1,0 +1,1 @@
+"""The training loops and what one iteration of them is made of."""

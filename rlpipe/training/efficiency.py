@@ -1,0 +1,124 @@
+"""Tokens, FLOPs and their shares of the device's peak, for one iteration's training, from real lengths."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from actor.hf.weight_table import export_plan
+from actor.train_report import RankUsage
+from rlpipe.batching import TrainingPacks
+from rlpipe.config.root import Config
+from rlpipe.flops import (
+    KernelWork,
+    ModelShape,
+    Recompute,
+    hardware_flops,
+    model_flops,
+    tflops_per_gpu,
+    utilization,
+    weight_gradient_flops,
+)
+from rlpipe.flops.peaks import peak_bf16_tflops
+from rlpipe.jit_monitor.jit_metrics import slowest_seconds
+from rlpipe.model.families import read_model
+from rlpipe.model.hf_config import load_model_shape
+from rlpipe.shared.phases import TRAINING_PARTS
+from rlpipe.training.iteration import IterationRecord
+
+_CALL_PHASES = ("train", "forward", "backward", "optimizer")
+_TRAIN_PHASES = ("ref_logprob", "old_logprob", "advantage", "pack", *TRAINING_PARTS)
+_CHUNK_TOKENS = 64  # of FLA's and FlashQLA's delta rule
+
+
+def frozen_token_flops(config: Config) -> int:
+    """FLOPs of a token that the run saves because it does not train `actor.frozen_parameters`.
+
+    Those of multi-token prediction count as trained.
+    """
+    patterns = [re.compile(pattern) for pattern in config.actor.frozen_parameters]
+    if not patterns:
+        return 0
+    model = read_model(config.model.path)
+    frozen = [
+        (tensor.name, tensor.shape)
+        for tensor in export_plan(model)
+        if any(pattern.search(tensor.name) for pattern in patterns)
+    ]
+    return weight_gradient_flops(load_model_shape(config.model.path), frozen, tied=model.tied_embeddings)
+
+
+def training_metrics(
+    record: IterationRecord,
+    config: Config,
+    packs: TrainingPacks,
+    usages: Sequence[RankUsage],
+    saved_token_flops: int,
+) -> dict[str, float]:
+    """Speed of training. Call when the phase `train` is divided. saved_token_flops: of `frozen_token_flops`.
+
+    Model FLOPs count causal attention half and no recomputation, as both Megatrons do; they are divided by the training
+    call and the actor's processes, never by rollout devices. MFU and HFU are there where the peak is known.
+    """
+    shape = load_model_shape(config.model.path)
+    lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
+    flops = model_flops(shape, lengths, include_mtp=config.actor.train_mtp)
+    trained = flops.train - saved_token_flops * sum(lengths)
+    tokens, processes, seconds = sum(lengths), config.actor.processes, record.seconds(*TRAINING_PARTS)
+    metrics = {
+        "perf/trained_tokens": float(tokens),
+        "perf/actor_train_seconds": seconds,
+        "perf/train_seconds": record.seconds(*_TRAIN_PHASES),
+        "perf/actor_tokens_per_second": tokens / seconds,
+        "perf/actor_tokens_per_gpu_per_second": tokens / seconds / processes,
+        "perf/actor_train_tflops_per_gpu": tflops_per_gpu(trained, seconds, processes),
+    }
+    passes = record.seconds("ref_logprob")
+    if config.algorithm.kl.coefficient > 0 and passes:
+        metrics["perf/ref_logprob_tflops_per_gpu"] = tflops_per_gpu(flops.logprob, passes, processes)
+    device = usages[0].device_name
+    peak = peak_bf16_tflops(device, config.actor.peak_tflops) if device or config.actor.peak_tflops else None
+    if peak is None:
+        return metrics
+    kernels = KernelWork(
+        flash_attention=bool(device),
+        delta_rule_chunk_tokens=_CHUNK_TOKENS if usages[0].gdn_backend in ("fla", "flashqla") else None,
+        head_recompute=True,
+    )
+    executed = executed_flops(shape, config, packs, kernels, saved_token_flops)
+    without_jit = max(1e-9, seconds - slowest_seconds([usage.jit for usage in usages], _CALL_PHASES))
+    rates = {
+        "perf/actor_train_mfu": utilization(trained, seconds, processes, peak),
+        "perf/actor_train_mfu_excluding_jit": utilization(trained, without_jit, processes, peak),
+        "perf/actor_train_hfu": utilization(executed, seconds, processes, peak),
+    }
+    return metrics | {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def rollout_rate_per_gpu(record: IterationRecord, config: Config) -> dict[str, float]:
+    """The rate of the rollout phase over the devices of all engines; {} where nothing was rolled out."""
+    rate = record.metrics.get("perf/rollout_tokens_per_second")
+    devices = config.rollout.engines * config.rollout.engine.tensor_parallel
+    return {} if rate is None else {"perf/rollout_tokens_per_gpu_per_second": rate / devices}
+
+
+def executed_flops(
+    shape: ModelShape, config: Config, packs: TrainingPacks, kernels: KernelWork, saved_token_flops: int
+) -> int:
+    """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice."""
+    recompute = config.actor.recompute
+    lengths = [
+        int(length)
+        for rank in packs.ranks
+        for step in rank
+        for pack in step
+        for length in np.diff(pack.cu_seqlens_padded)
+    ]
+    flops = hardware_flops(
+        shape,
+        lengths,
+        Recompute(recompute.granularity, frozenset(recompute.modules)),
+        kernels,
+        include_mtp=config.actor.train_mtp,
+    )
+    return flops - saved_token_flops * sum(lengths)

@@ -1,0 +1,66 @@
+"""Resident-out evaluation: greedy accuracy, or pass@k with sampled answers."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import comb
+
+from rlpipe.config.data import EvalDatasetConfig
+from rlpipe.config.root import Config
+from rlpipe.generation.producer import Rollouts
+from rlpipe.generation.prompt_requests import requests_for_prompts
+from rlpipe.shared.sample import Prompt, Sample
+from rollout.requests import SamplingParameters
+
+
+class Evaluation:
+    """The evaluation sets of a run, each with its own sampling and cadence."""
+
+    def __init__(self, config: Config, prompts: Mapping[str, Sequence[Prompt]]) -> None:
+        self._config = config
+        self._prompts = prompts
+
+    def run(self, iteration: int, rollouts: Rollouts) -> dict[str, float]:
+        """Metrics of the sets that are due after `iteration`, under the weights that the engines hold."""
+        metrics: dict[str, float] = {}
+        settings = self._config.eval
+        for dataset in settings.datasets:
+            if not self._is_due(dataset, iteration):
+                continue
+            sampling = SamplingParameters.evaluation(self._config.rollout, settings, dataset)
+            prefix = f"eval-{dataset.name}-{iteration:06d}"
+            requests = requests_for_prompts(prefix, self._prompts[dataset.name], settings.samples_of(dataset), sampling)
+            samples = rollouts.run(requests)
+            metrics.update({f"eval/{dataset.name}/{key}": value for key, value in score(samples).items()})
+            metrics[f"eval/{dataset.name}/grading_failures_count"] = float(rollouts.take_grading_failures())
+        return metrics
+
+    def _is_due(self, dataset: EvalDatasetConfig, iteration: int) -> bool:
+        """Before the first iteration (0), every N iterations, and after the last one."""
+        if iteration == 0:
+            return self._config.eval.before_training
+        interval = self._config.eval.interval_of(dataset)
+        return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)
+
+
+def score(samples: Sequence[Sample]) -> dict[str, float]:
+    """Accuracy, mean reward and length; pass@k for k = 2, 4, ... where problems have several answers."""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group_id].append(sample.reward is not None and sample.reward.correct is True)
+    count = len(samples)
+    metrics = {
+        "accuracy": sum(map(sum, groups.values())) / count,
+        "reward_mean": sum(sample.reward.score for sample in samples if sample.reward) / count,
+        "response_tokens_mean": sum(sample.response_tokens for sample in samples) / count,
+    }
+    answers = min(map(len, groups.values()))
+    k = 2
+    while k <= answers:
+        metrics[f"pass_at_{k}"] = sum(pass_at_k(len(g), sum(g), k) for g in groups.values()) / len(groups)
+        k *= 2
+    return metrics
+
+
+def pass_at_k(answers: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k answers is correct (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
+    return 1.0 - comb(answers - correct, k) / comb(answers, k)

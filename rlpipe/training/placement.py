@@ -1,0 +1,229 @@
+"""Ray: joining or starting a cluster, and reserving its resources for engines and actor processes."""
+
+import logging
+import math
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay
+
+from rlpipe.config.root import Config
+from rlpipe.shared.errors import ResourceError
+
+_RESERVE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_NODES_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The reserved bundles of one role.
+
+    bundles: the bundle of each of its processes; processes of a node follow each other.
+    devices: of each process the GPUs that it is to use, where it needs more than those of its own bundle.
+    """
+
+    group: Any
+    bundles: tuple[int, ...]
+    gpus_per_bundle: float
+    devices: tuple[tuple[str, ...], ...] = ()
+
+    def strategy(self, index: int) -> Any:
+        """Ray scheduling strategy that puts process `index` into its bundle."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[index])
+
+    def devices_of(self, index: int) -> tuple[str, ...]:
+        """GPUs that process `index` is to use; empty where Ray's choice stands."""
+        return self.devices[index] if self.devices else ()
+
+
+@contextmanager
+def ray_cluster(config: Config) -> Iterator[None]:
+    """Joins `ray.address`, or starts a cluster on this machine that ends with the block."""
+    import ray
+
+    _check_reachable(config.ray.address)
+    try:
+        if config.ray.address:
+            _init_ray(config, address=config.ray.address)
+        else:
+            _start_ray(config)
+    except Exception as error:
+        if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and not _is_slow_start(error):
+            raise
+        first = str(error).splitlines()[0]
+        where = f"at {config.ray.address}" if config.ray.address else "on this machine"
+        raise ResourceError(f"ray: no cluster {where}: {first}; check ray.address") from None
+    try:
+        _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start_ray(config: Config) -> None:
+    """Ray gives its own processes 30 seconds to start, too few on a busy machine; `deadlines.start_seconds` counts."""
+    attempts = Retrying(
+        retry=retry_if_exception(_is_slow_start), stop=stop_after_delay(config.deadlines.start_seconds), reraise=True
+    )
+    attempts(
+        _init_ray,
+        config,
+        num_cpus=config.ray.cpus or _workers(config) + 1,
+        object_store_memory=config.ray.object_store_bytes,
+        include_dashboard=False,
+    )
+
+
+def _init_ray(config: Config, **where: Any) -> None:
+    import ray
+
+    ray.init(
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=config.run.name,
+        runtime_env={"env_vars": config.ray.environment} if config.ray.environment else None,
+        **where,
+    )
+
+
+def _is_slow_start(error: BaseException) -> bool:
+    """Ray reports processes of its own that are slow to start as a bare Exception."""
+    return type(error) is Exception and "timed out during startup" in str(error)
+
+
+def _wait_for_nodes(wanted: int, deadline_seconds: float) -> None:
+    import ray
+
+    end = time.monotonic() + deadline_seconds
+    while len(there := sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if time.monotonic() > end:
+            raise ResourceError(
+                f"ray: {len(there)} of {wanted} nodes joined within {deadline_seconds:g} seconds ({', '.join(there)}); "
+                "see the log of the missing ones, or lower ray.nodes"
+            )
+        time.sleep(_NODES_POLL_SECONDS)
+
+
+@contextmanager
+def placements(config: Config) -> Iterator[tuple[Placement, Placement]]:
+    """Bundles of (actor processes, engines); given back at the end. Raises ResourceError when they do not fit."""
+    if config.ray.colocate:
+        with _reserved("colocated", config.actor.processes, 1, config, cpus=2) as shared:
+            half = replace(shared, gpus_per_bundle=shared.gpus_per_bundle / 2)
+            yield half, _engines_among(half, config)
+        return
+    with actor_placement(config) as actor, engine_placement(config) as engines:
+        yield actor, engines
+
+
+@contextmanager
+def actor_placement(config: Config) -> Iterator[Placement]:
+    """Bundles of the actor's processes alone; given back at the end. Raises ResourceError when they do not fit."""
+    with _reserved("actor", config.actor.processes, 1, config) as placement:
+        yield placement
+
+
+@contextmanager
+def engine_placement(config: Config) -> Iterator[Placement]:
+    """Bundles of the engines alone; given back at the end. Raises ResourceError when they do not fit."""
+    with _reserved("engine", config.rollout.engines, config.rollout.engine.tensor_parallel, config) as placement:
+        yield placement
+
+
+def cluster_gpus() -> int:
+    """GPUs of the cluster, all nodes."""
+    import ray
+
+    return math.floor(ray.cluster_resources().get("GPU", 0))
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself goes on trying for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ResourceError(f"ray: no cluster at {address}: {error}; check ray.address") from None
+
+
+def _engines_among(actor: Placement, config: Config) -> Placement:
+    """Each engine beside the next `tensor_parallel` processes of the actor, in the bundle of the first.
+
+    Raises ResourceError for an engine whose GPUs belong to two nodes.
+    """
+    size = config.rollout.engine.tensor_parallel
+    parts = [actor.bundles[index * size :][:size] for index in range(config.rollout.engines)]
+    nodes = _nodes_of_bundles(actor.group)
+    for index, part in enumerate(parts):
+        if len({nodes[bundle] for bundle in part}) > 1:
+            raise ResourceError(
+                f"ray: engine {index} would have its {size} GPUs on two nodes; choose a "
+                "rollout.engine.tensor_parallel that divides the number of actor processes on each node"
+            )
+    heads = replace(actor, bundles=tuple(part[0] for part in parts))
+    if size == 1 or not actor.gpus_per_bundle:
+        return heads
+    gpus = _gpus_of_bundles(actor)
+    return replace(heads, devices=tuple(tuple(gpus[bundle] for bundle in part) for part in parts))
+
+
+def _nodes_of_bundles(group: Any) -> dict[int, str]:
+    from ray.util import placement_group_table
+
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes
+
+
+def _gpus_of_bundles(placement: Placement) -> dict[int, str]:
+    """Ray's id of the GPU of each bundle, as CUDA_VISIBLE_DEVICES takes it."""
+    import ray
+
+    task = ray.remote(num_cpus=0, num_gpus=placement.gpus_per_bundle)(_gpu_here)
+    answers = [
+        task.options(scheduling_strategy=placement.strategy(index)).remote() for index in range(len(placement.bundles))
+    ]
+    return dict(zip(placement.bundles, ray.get(answers), strict=True))
+
+
+def _gpu_here() -> str:
+    import ray
+
+    (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return gpu
+
+
+def _workers(config: Config) -> int:
+    engines = config.actor.processes if config.ray.colocate else config.rollout.engines
+    return config.actor.processes + engines
+
+
+@contextmanager
+def _reserved(role: str, bundles: int, gpus: int, config: Config, cpus: int = 1) -> Iterator[Placement]:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    gpus = gpus if cluster_gpus() else 0
+    bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    group = placement_group([bundle] * bundles, strategy="PACK", name=f"{config.run.name}-{role}")
+    try:
+        if not group.wait(min(_RESERVE_SECONDS, config.deadlines.start_seconds)):
+            have = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
+            raise ResourceError(
+                f"ray: {bundles} x {bundle} for role {role!r} do not fit the free resources {have}; lower "
+                "actor.processes or rollout.engines, raise ray.cpus, or add nodes"
+            )
+        nodes = _nodes_of_bundles(group)
+        seen = list(dict.fromkeys(nodes[bundle] for bundle in range(bundles)))
+        order = sorted(range(bundles), key=lambda bundle: seen.index(nodes[bundle]))
+        yield Placement(group, tuple(order), gpus)
+    finally:
+        remove_placement_group(group)

@@ -1,0 +1,123 @@
+"""The supervised loop: the same actor, phases, checkpoints and resume as GRPO, without engines."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from actor.group import ActorGroup
+from rlpipe.batching.pack_plan import flops_cost
+from rlpipe.batching.sequences import TrainingSequence
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.root import Config
+from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.data import PromptStream
+from rlpipe.data.prompts import load_tokenizer
+from rlpipe.data.stream import StreamState
+from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
+from rlpipe.monitoring.trackers import open_trackers
+from rlpipe.prepare import prepare
+from rlpipe.shared.errors import ConfigError
+from rlpipe.supervised.examples import Examples, load_examples
+from rlpipe.supervised.supervised_packs import supervised_packs
+from rlpipe.training.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
+from rlpipe.training.iteration import IterationLog
+from rlpipe.training.measurement import Measurement
+from rlpipe.training.placement import actor_placement, ray_cluster
+from rlpipe.training.warm_up import warm_up_actor
+
+_ALGORITHM = AlgorithmConfig(loss="sft")
+
+
+@dataclass
+class SupervisedSession:
+    """The parts of a supervised run."""
+
+    config: Config
+    settings: SupervisedConfig
+    directory: RunDirectory
+    log: IterationLog
+    actor: ActorGroup
+    examples: Examples
+    stream: PromptStream[TrainingSequence]
+    measurement: Measurement
+    start: RunState
+
+    def checkpoint(self, iteration: int) -> None:
+        """Save where it is due after `iteration`."""
+        if checkpoint_is_due(self.config, iteration):
+            state = RunState(iteration, self.stream.state.epoch, self.stream.state.position)
+            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
+
+    def close(self) -> None:
+        """Finish what is still being written, then write the policy in Hugging Face layout."""
+        self.actor.finish_checkpoint()
+        self.actor.save_hf(self.directory.policy)
+
+    def data_metrics(self) -> dict[str, float]:
+        return {
+            "data/epoch": float(self.stream.state.epoch),
+            "data/prompts_too_long": float(self.examples.too_long),
+            "data/rows_skipped": float(self.examples.rows_skipped),
+        }
+
+
+def sft(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
+    """Train on supervised sequences; the policy is written to `RUN/policy`. Returns the run's folder."""
+    with _open(config, resume, overwrite) as run:
+        cost = flops_cost(config.model.path)
+        for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
+            with run.log.iteration(iteration) as step:
+                with step.phase("data"):
+                    sequences = run.stream.take(run.settings.sequences_per_step)
+                with step.phase("pack"):
+                    packs = supervised_packs(
+                        sequences,
+                        config.actor,
+                        data_parallel=run.actor.layout.data_parallel,
+                        cost=cost,
+                        wrapped=run.settings.packing == "wrapped",
+                    )
+                with step.phase("train"):
+                    report = run.actor.train(packs.ranks, _ALGORITHM)
+                with step.phase("tracking"):
+                    step.add(packs.report.metrics)
+                    step.add(report.metrics)
+                    step.add(run.data_metrics())
+                with step.phase("checkpoint"):
+                    run.checkpoint(iteration)
+                with step.phase("tracking"):
+                    run.measurement.finish(step, packs)
+        run.close()
+    return run.directory.path
+
+
+@contextmanager
+def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedSession]:
+    settings = config.sft
+    if settings is None:
+        raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
+    console = Console(config.run.iterations)
+    with console.task("reading model folder and data"):
+        prepare(config)
+        examples = load_examples(config, settings, load_tokenizer(config.model.path))
+    directory = open_run_directory(config, resume, overwrite)
+    checkpoint = checkpoint_to_resume(directory, resume)
+    with ExitStack() as stack:
+        with console.task("starting Ray"):
+            stack.enter_context(ray_cluster(config))
+            bundles = stack.enter_context(actor_placement(config))
+        with console.task("starting the actor"):
+            actor = ActorGroup.start(config, bundles, str(directory.logs.absolute()))
+        stack.callback(actor.stop)
+        for note in actor.notes:
+            console.say(note)
+        warm_up_actor(config, actor, _ALGORITHM, console)
+        state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
+        trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
+        position = StreamState(state.epoch, state.position)
+        stream = PromptStream(examples.sequences, config.seed, config.data.shuffle, position)
+        log = IterationLog(trackers, console)
+        measurement = Measurement(config, actor, directory, console, state.iteration + 1)
+        yield SupervisedSession(config, settings, directory, log, actor, examples, stream, measurement, state)

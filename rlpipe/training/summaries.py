@@ -1,0 +1,57 @@
+"""Metrics of an iteration's samples, engines and packs."""
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from rlpipe.generation.group_source import Batch
+from rlpipe.shared.sample import Sample, Status
+from rollout.requests import EngineUsage
+
+
+def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """What was generated and how it was graded. `version`: the weights that the engines hold now."""
+    scores = [sample.reward.score for sample in samples if sample.reward]
+    verdicts = [sample.reward.correct for sample in samples if sample.reward and sample.reward.correct is not None]
+    lengths = [sample.response_tokens for sample in samples]
+    spans = [span for sample in samples for span in sample.versions]
+    metrics = {
+        "rollout/samples_count": float(len(samples)),
+        "rollout/failed_count": float(sum(sample.status is Status.FAILED for sample in samples)),
+        "rollout/reward_mean": fmean(scores),
+        "rollout/reward_std": pstdev(scores),
+        "rollout/response_tokens_mean": fmean(lengths),
+        "rollout/response_tokens_max": float(max(lengths)),
+        "rollout/truncated_share": fmean(sample.status is Status.TRUNCATED for sample in samples),
+    }
+    metrics["rollout/equal_reward_groups_count"] = float(_equal_reward_groups(samples))
+    if verdicts:
+        metrics["rollout/accuracy"] = fmean(verdicts)
+    if spans:
+        tokens = sum(span.tokens for span in spans)
+        metrics |= {
+            "rollout/weight_version_lag_max": float(version - min(span.version for span in spans)),
+            "rollout/weight_version_lag_mean": sum((version - span.version) * span.tokens for span in spans) / tokens,
+            "rollout/off_policy_share": sum(span.tokens for span in spans if span.version != version) / tokens,
+        }
+    return metrics
+
+
+def _equal_reward_groups(samples: Sequence[Sample]) -> int:
+    """Groups of several samples with one score, whose group advantages are all 0."""
+    scores: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.reward:
+            scores.setdefault(sample.group_id, []).append(sample.reward.score)
+    return sum(len(group) > 1 and len(set(group)) == 1 for group in scores.values())
+
+
+def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, float]:
+    """Speed and idle time of generation, in all and of each engine, and what became of the groups."""
+    rates = {f"perf/rollout_engine_{one.engine}_tokens_per_second": one.tokens_per_second for one in usage}
+    return {
+        "perf/rollout_seconds": batch.seconds,
+        "perf/rollout_tokens_per_second": batch.tokens / batch.seconds,
+        "perf/rollout_idle_share": fmean(1.0 - one.busy_seconds / one.interval_seconds for one in usage),
+        **{name: rate for name, rate in rates.items() if rate},
+        **batch.metrics,
+    }

@@ -1,0 +1,1 @@
+"""Everything that replaces parts of SGLang."""

@@ -1,0 +1,24 @@
+"""Entry point of SGLang's scheduler processes: patches first, then SGLang's own entry point."""
+
+import os
+from typing import Any
+
+from rollout.cleanup import avoid_named_semaphores
+from rollout.jit_watch import install_in_scheduler
+from rollout.sglang_patches.sglang_version import check_sglang_version
+from rollout.weights import receiver as weight_receiver
+
+
+def run_scheduler(*arguments: Any, **keywords: Any) -> None:
+    """Takes the arguments of `sglang.srt.managers.scheduler.run_scheduler_process`; returns when the engine stops."""
+    install_in_scheduler()
+    check_sglang_version()
+    avoid_named_semaphores()
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from rollout.sglang_patches import cpu_patches
+
+        cpu_patches.install()
+    weight_receiver.install()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    run_scheduler_process(*arguments, **keywords)

@@ -1,0 +1,1 @@
+"""Receiving weights: where buckets come from, and how they reach the model."""

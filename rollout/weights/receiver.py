@@ -1,0 +1,142 @@
+"""Receiving weights in a scheduler process, bucket by bucket within one request.
+
+Replaces SGLang's own functions: its broadcast makes every tensor and then a second copy of them all just to know the
+bucket's size, it cannot tell what arrived, and it has no way to read buffers that stay open.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+
+from rlpipe.shared.weights import BUFFERS, WeightGroup, checksum
+from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
+
+VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
+END_OF_BUCKET = ""
+"""Stands between the names of two buckets: SGLang's request has one list of names. A request costs milliseconds."""
+
+
+def install() -> None:
+    """Call once, before the scheduler starts."""
+    from sglang.srt.managers.scheduler_components.flush_wrapper import SchedulerFlushWrapper
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
+    WeightUpdater.destroy_weights_update_group = leave_group
+    WeightUpdater._update_bucketed_weights_from_distributed = receive_buckets
+    SchedulerFlushWrapper.__init__ = _keeping_the_allocator(SchedulerFlushWrapper.__init__)
+
+
+def _keeping_the_allocator(make: Callable[..., None]) -> Callable[..., None]:
+    """Requests to empty the cache come before every update; to empty the allocator then too, as SGLang does, costs a
+    garbage collection on a CPU and on a GPU memory that is taken again at once. Going to sleep still empties it."""
+
+    def make_wrapper(wrapper: Any, *, flush_cache: Callable[..., bool], **others: Any) -> None:
+        make(wrapper, flush_cache=partial(flush_cache, empty_cache=False), **others)
+
+    return make_wrapper
+
+
+def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
+    """Adds the group of shared buffers, whose `master_address` has a listener for each tensor-parallel rank."""
+
+    def join_group(
+        updater: Any,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "nccl",
+    ) -> tuple[bool, str]:
+        groups = updater._model_update_group
+        if backend == BUFFERS:
+            group = WeightGroup(group_name, master_address, master_port, world_size, backend)
+            try:
+                groups[group_name] = SharedBuffers(group.address_of(updater.tp_rank), updater.device, updater.gpu_id)
+            except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+                return _agreed(False, f"{type(error).__name__}: {error}")
+            return _agreed(True, "")
+        joined, message = join_process_group(
+            updater, master_address, master_port, rank_offset, world_size, group_name, backend
+        )
+        if joined:
+            groups[group_name] = Broadcast(groups[group_name], updater.device)
+        return joined, message
+
+    return join_group
+
+
+def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
+    """Ends the connection of a group."""
+    source: WeightSource | None = updater._model_update_group.pop(group_name, None)
+    if source is None:
+        return False, f"there is no group {group_name!r}"
+    source.leave()
+    return True, ""
+
+
+def receive_buckets(
+    updater: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
+) -> tuple[bool, str]:
+    """Receives the tensors of each bucket as one flat tensor of their common dtype, and loads them.
+
+    Returns whether it worked and a message: the checksums of the received buckets where verification is on, else empty.
+    They are of what arrived, before it is put into SGLang's fused and sharded parameters.
+    """
+    source: WeightSource = updater._model_update_group[group_name]
+    verify = os.environ.get(VERIFY_VARIABLE) == "1"
+    checksums: list[str] = []
+    for bucket in split_buckets(names, dtypes, shapes):
+        (dtype,) = {getattr(torch, name) for _, name, _ in bucket}
+        sizes = [math.prod(shape) for _, _, shape in bucket]
+        try:
+            with source.bucket(sum(sizes), dtype) as flat:
+                pieces = zip(bucket, flat.split(sizes), strict=True)
+                source.loader.load(
+                    updater.get_model(), [(name, piece.view(shape)) for (name, _, shape), piece in pieces]
+                )
+                if verify:
+                    checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
+        except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+            return _agreed(False, f"the bucket that starts with {bucket[0][0]!r}: {type(error).__name__}: {error}")
+    try:
+        source.loader.finish(updater.get_model())
+    except Exception as error:
+        return _agreed(False, f"small tensors: {type(error).__name__}: {error}")
+    return _agreed(True, " ".join(checksums))
+
+
+def split_buckets(
+    names: list[str], dtypes: list[str], shapes: list[list[int]]
+) -> list[list[tuple[str, str, list[int]]]]:
+    """(name, dtype, shape) of the tensors of each bucket."""
+    buckets: list[list[tuple[str, str, list[int]]]] = [[]]
+    for tensor in zip(names, dtypes, shapes, strict=True):
+        if tensor[0] == END_OF_BUCKET:
+            buckets.append([])
+        else:
+            buckets[-1].append(tensor)
+    return buckets
+
+
+def _agreed(worked: bool, message: str) -> tuple[bool, str]:
+    """Whether it worked on all tensor-parallel ranks, and their common message or a list of the different ones.
+
+    SGLang answers with what rank 0 returns, whatever happened on the others.
+    """
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return worked, message
+    ranks: list[tuple[bool, str]] = [(worked, message)] * group.world_size
+    torch.distributed.all_gather_object(ranks, (worked, message), group=group.cpu_group)
+    if not all(one for one, _ in ranks):
+        return False, "; ".join(f"rank {rank}: {text}" for rank, (one, text) in enumerate(ranks) if not one)
+    return True, message if len(set(ranks)) == 1 else "different on each rank: " + "; ".join(text for _, text in ranks)

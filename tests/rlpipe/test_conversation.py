@@ -1,0 +1,150 @@
+"""Several turns with a tool, token by token; what cannot work is refused at the start."""
+
+import asyncio
+
+import pytest
+
+from rlpipe.config.rollout import GenerateConfig
+from rlpipe.generation.calculator import calculator, evaluate
+from rlpipe.generation.conversation import Conversation, InterruptedResponse
+from rlpipe.generation.filters import drop_reason, group_filters
+from rlpipe.generation.generate_functions import generate_function, single_turn
+from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.errors import ConfigError, RolloutError
+from rlpipe.shared.sample import Prompt, Status, VersionSpan
+from rollout.partial_response import PartialResponse
+from rollout.requests import Generation, SamplingParameters
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+class Script:
+    """Answers with given texts, one per request, under rising weight versions; None aborts."""
+
+    def __init__(self, tokenizer, *texts, end=True) -> None:
+        self.tokenizer, self.texts, self.end, self.requests = tokenizer, list(texts), end, []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        text, version = self.texts.pop(0), len(self.requests)
+        if text is None:
+            partial = request.partial.extended((5, 6), (-1.0, -1.0), version)
+            return Generation(
+                request.request_id, partial.token_ids, partial.logprobs, Status.ABORTED, partial.versions, 0, 0.0, 0
+            )
+        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self.end and not self.texts:
+            ids += (self.tokenizer.eos_token_id,)
+        ids = ids[: request.sampling.max_new_tokens]
+        full = len(ids) == request.sampling.max_new_tokens
+        status = Status.TRUNCATED if full else Status.COMPLETED
+        return Generation(
+            request.request_id, ids, (-0.5,) * len(ids), status, (VersionSpan(version, len(ids)),), 0, 0.1, 0
+        )
+
+
+def conversation_of(tokenizer, script, limit=64, partial=PartialResponse()):
+    prompt = Prompt("p", "12+30=?", (1, 2, 3), "42", "data", {"expression": "12+30"})
+    request = PromptRequest("g-0", "g", prompt, SamplingParameters(limit))
+    return Conversation(request, script, tokenizer, 0, partial)
+
+
+def test_tool_output_is_context_and_is_not_trained(tokenizer):
+    script = Script(tokenizer, "<<12+30>>", "Answer: 42")
+    conversation = conversation_of(tokenizer, script)
+    asyncio.run(calculator(conversation))
+    sample = conversation.sample()
+    inserted = tokenizer(" = 42 ", add_special_tokens=False)["input_ids"]
+    first = len(tokenizer("<<12+30>>", add_special_tokens=False)["input_ids"])
+    assert sample.response_text == "<<12+30>> = 42 Answer: 42"
+    assert sample.loss_mask[first : first + len(inserted)] == (0,) * len(inserted)
+    assert sum(sample.loss_mask) == sample.response_tokens - len(inserted)
+    assert sample.response_ids[first : first + len(inserted)] == tuple(inserted)
+    assert len(sample.rollout_logprobs) == sample.response_tokens == sum(span.tokens for span in sample.versions)
+    assert [span.version for span in sample.versions] == [1, 2]
+    assert sample.status is Status.COMPLETED
+    second = script.requests[1]
+    assert second.prompt_ids == (1, 2, 3) + sample.response_ids[: first + len(inserted)]
+    assert second.sampling.max_new_tokens == 64 - first - len(inserted)
+
+
+def test_a_response_that_ends_without_the_tool_is_one_turn(tokenizer):
+    script = Script(tokenizer, "Answer: 42")
+    conversation = conversation_of(tokenizer, script)
+    asyncio.run(calculator(conversation))
+    assert len(script.requests) == 1
+    assert conversation.sample().trained_tokens == conversation.sample().response_tokens
+
+
+def test_tool_output_beyond_the_limit_is_cut_and_ends_the_response(tokenizer):
+    conversation = conversation_of(tokenizer, Script(tokenizer, "<<12+30>>", "x"), limit=10)
+    asyncio.run(calculator(conversation))
+    sample = conversation.sample()
+    assert (sample.response_tokens, sample.status) == (10, Status.TRUNCATED)
+    with pytest.raises(RolloutError, match="write\\(\\) after the response was finished"):
+        asyncio.run(conversation.write())
+
+
+def test_an_interrupted_first_turn_can_go_on_and_a_later_one_starts_again(tokenizer):
+    conversation = conversation_of(tokenizer, Script(tokenizer, None))
+    with pytest.raises(InterruptedResponse):
+        asyncio.run(single_turn(conversation))
+    assert conversation.partial.token_ids == (5, 6)
+    later = conversation_of(tokenizer, Script(tokenizer, "<<1+1>>", None, end=False))
+    with pytest.raises(InterruptedResponse):
+        asyncio.run(calculator(later))
+    assert later.partial == PartialResponse()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 + 30", "42"),
+        ("-(3 - 5) * 2", "4"),
+        ("7/2", "3.5"),
+        ("1/0", "?"),
+        ("2**9", "?"),
+        ("__import__('os')", "?"),
+        ("(" * 99, "?"),
+        ("9" * 300, "?"),
+    ],
+)
+def test_the_calculator_knows_arithmetic_and_nothing_else(expression, value):
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"function": "two_turns"}, "'two_turns' is unknown: use one of calculator, single_turn"),
+        ({"function": "no_such_module:f"}, "cannot import 'no_such_module'"),
+        ({"function": "math:sqrt"}, "is not an `async def` function"),
+        ({"function": "calculator", "options": {"calls": 3}}, r"with the options \['calls'\]"),
+    ],
+)
+def test_a_generate_function_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        generate_function(GenerateConfig(**settings))
+
+
+def two_arguments(samples, config):
+    return None
+
+
+@pytest.mark.parametrize("name", ["easy", "no_such_module:f", f"{__name__}:two_arguments"])
+def test_a_filter_that_cannot_work_is_refused(name):
+    with pytest.raises(ConfigError, match="rollout.filters"):
+        group_filters([name])
+
+
+def test_the_first_filter_that_drops_gives_the_reason(tokenizer):
+    script = Script(tokenizer, "Answer: 42")
+    conversation = conversation_of(tokenizer, script)
+    asyncio.run(single_turn(conversation))
+    sample = conversation.sample()
+    assert drop_reason([sample], group_filters(["truncated"])) is None
+    assert drop_reason([sample], group_filters(["truncated", "equal_rewards"])) == "equal_rewards"

@@ -1,0 +1,262 @@
+"""Batches of groups: order, replacement, interruption, staleness. Responses come from functions with known timing."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from rlpipe.config.rollout import RolloutConfig
+from rlpipe.generation.filters import equal_rewards
+from rlpipe.generation.group_source import GroupSource, Responded
+from rlpipe.generation.prompt_requests import requests_for_prompt
+from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rollout.partial_response import PartialResponse
+from rollout.requests import SamplingParameters
+
+
+class Policy:
+    """Answers each request after a number of turns of the event loop; `abort` ends what is not answered yet."""
+
+    def __init__(self, turns=lambda request: 1, score=lambda sample: float(sample.sample_id[-1]), failing=()) -> None:
+        self.memory_sharing, self.score, self.failing = turns, score, failing
+        self.version = 0
+        self.number = 0
+        self.asked: list[str] = []
+        self.began_with: dict[str, PartialResponse] = {}
+        self.aborted = False
+        self.running = 0
+
+    def source(self, **settings) -> GroupSource:
+        config = RolloutConfig(**{"prompts_per_iteration": 2, "samples_per_prompt": 2} | settings)
+        filters = (equal_rewards,) if config.filters else ()
+        return GroupSource(config, self.take_group, self.respond, self.grade, filters, self.abort, 9)
+
+    def take_group(self):
+        prompt = Prompt(f"p{self.number}", "text", (1,), "label", "data")
+        requests = requests_for_prompt(f"{self.number}", prompt, 2, SamplingParameters(8))
+        self.number += 1
+        return self.number - 1, requests
+
+    async def respond(self, request, partial):
+        self.asked.append(request.sample_id)
+        self.began_with[request.sample_id] = partial
+        self.running += 1
+        try:
+            for _ in range(self.turns(request)):
+                await asyncio.sleep(0)
+                if self.aborted:
+                    return Responded(None, partial.extended((7,), (-1.0,), self.version))
+        finally:
+            self.running -= 1
+        status = Status.FAILED if request.sample_id in self.failing else Status.COMPLETED
+        spans = (*partial.versions, VersionSpan(self.version, 3))
+        tokens = len(partial.token_ids) + 3
+        return Responded(
+            Sample(
+                request.sample_id,
+                request.group_id,
+                request.prompt,
+                (5,) * tokens,
+                "",
+                (-1.0,) * tokens,
+                (1,) * tokens,
+                spans,
+                status,
+                0,
+            )
+        )
+
+    async def grade(self, sample):
+        return replace(sample, reward=Reward(self.score(sample), None, ""))
+
+    async def abort(self):
+        self.aborted = True
+        while self.running:
+            await asyncio.sleep(0)
+        self.aborted = False
+
+
+def groups_of(batch) -> list[str]:
+    return list(dict.fromkeys(sample.group_id for sample in batch.samples))
+
+
+def test_sync_batches_follow_the_prompts_and_nothing_runs_in_between():
+    policy = Policy(turns=lambda request: 9 - int(request.group_id))
+
+    async def run():
+        source = policy.source()
+        first = await source.take(1, 0)
+        asked = len(policy.asked)
+        await asyncio.sleep(0.01)
+        assert len(policy.asked) == asked
+        return first, await source.take(2, 1), await source.unfinished()
+
+    first, second, unfinished = asyncio.run(run())
+    assert (groups_of(first), groups_of(second), unfinished) == (["0", "1"], ["2", "3"], [])
+    assert first.metrics == {"rollout/groups_started_count": 2.0}
+    assert first.tokens == 12
+
+
+@pytest.mark.parametrize("order", ["slow first", "slow last"])
+def test_dropped_groups_are_replaced_by_the_next_prompts_whatever_the_timing(order):
+    turns = (
+        (lambda request: 30 - int(request.group_id))
+        if order == "slow first"
+        else (lambda request: 1 + int(request.group_id))
+    )
+    teaches = {"1", "4", "5"}
+    policy = Policy(turns, score=lambda s: float(s.group_id in teaches and s.sample_id.endswith("0")))
+    batch = asyncio.run(policy.source(filters=["equal_rewards"]).take(1, 0))
+    assert groups_of(batch) == ["1", "4"]
+    assert batch.metrics == {"rollout/groups_started_count": 5.0, "rollout/groups_dropped_equal_rewards_count": 3.0}
+
+
+def test_replacement_ends_at_the_factor_and_the_missing_groups_are_counted():
+    policy = Policy(score=lambda s: float(s.group_id == "0" and s.sample_id.endswith("0")))
+    batch = asyncio.run(policy.source(filters=["equal_rewards"], max_groups_factor=2.0).take(1, 0))
+    assert groups_of(batch) == ["0"]
+    assert batch.metrics["rollout/missing_groups_count"] == 1
+    assert batch.metrics["rollout/groups_started_count"] == 4
+
+
+def test_an_iteration_without_any_group_is_an_error_with_the_reasons():
+    policy = Policy(score=lambda sample: 1.0)
+    with pytest.raises(RolloutError, match=r"iteration 1: all 8 groups were dropped .*equal_rewards"):
+        asyncio.run(policy.source(filters=["equal_rewards"]).take(1, 0))
+
+
+def test_failed_samples_are_counted_and_groups_without_any_other_are_replaced():
+    policy = Policy(failing={"0-000", "0-001", "1-000"})
+    batch = asyncio.run(policy.source().take(1, 0))
+    assert groups_of(batch) == ["1", "2"]
+    assert batch.metrics["rollout/failed_count"] == 3
+    assert batch.metrics["rollout/groups_dropped_failed_count"] == 1
+
+
+def test_oversampled_groups_are_aborted_and_counted():
+    policy = Policy(turns=lambda request: 1000 if request.group_id == "0" else 1)
+    source = policy.source(oversampling=1.5)
+    batch = asyncio.run(source.take(1, 0))
+    assert groups_of(batch) == ["1", "2"]
+    assert batch.metrics["rollout/groups_dropped_aborted_count"] == 1
+
+
+def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_their_tokens():
+    policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version == 0 else 1)
+
+    async def run():
+        source = policy.source(oversampling=1.5, partial=True)
+        first = await source.take(1, 0)
+        unfinished = await source.unfinished()
+        policy.version = 1
+        return first, unfinished, await source.take(2, 1)
+
+    first, unfinished, second = asyncio.run(run())
+    assert (groups_of(first), unfinished) == (["1", "2"], [0])
+    assert "0" in groups_of(second)
+    continued = next(sample for sample in second.samples if sample.sample_id == "0-001")
+    assert continued.versions == (VersionSpan(0, 1), VersionSpan(1, 3))
+    assert policy.asked.count("0-000") == 1
+    assert second.metrics["rollout/samples_continued_count"] == 1
+
+
+def test_partial_responses_that_grew_too_old_begin_again():
+    policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version == 0 else 1)
+
+    async def run():
+        source = policy.source(oversampling=1.5, partial=True)
+        await source.take(1, 0)
+        policy.version = 2
+        return await source.take(2, 2)
+
+    batch = asyncio.run(run())
+    assert policy.began_with["0-001"] == PartialResponse()
+    assert batch.metrics["rollout/samples_restarted_count"] == 2
+
+
+def test_one_step_off_generates_the_next_iteration_during_training_and_settles_before_the_weights_change():
+    policy = Policy(turns=lambda request: 3)
+
+    async def run():
+        source = policy.source(mode="one_step_off")
+        first = await source.take(1, 0)
+        assert len(policy.asked) == 8
+        await source.wait_for_running()
+        assert policy.running == 0
+        policy.version = 1
+        return first, await source.take(2, 1)
+
+    first, second = asyncio.run(run())
+    assert (groups_of(first), groups_of(second)) == (["0", "1"], ["2", "3"])
+    assert {span.version for sample in second.samples for span in sample.versions} == {0}
+
+
+def test_settling_waits_for_the_replacements_of_dropped_groups_too():
+    policy = Policy(
+        turns=lambda request: 3, score=lambda s: float(s.group_id not in "23" and s.sample_id.endswith("0"))
+    )
+
+    async def run():
+        source = policy.source(mode="one_step_off", filters=["equal_rewards"])
+        await source.take(1, 0)
+        await source.wait_for_running()
+        return policy.running
+
+    assert asyncio.run(run()) == 0
+    assert {name.split("-")[0] for name in policy.asked} == set("012345")
+
+
+def test_async_hands_out_groups_as_they_finish_within_the_staleness():
+    policy = Policy(turns=lambda request: 500 if request.group_id == "0" else 1)
+
+    async def run():
+        source = policy.source(mode="async", max_staleness=2)
+        first = await source.take(1, 0)
+        assert len({name.split("-")[0] for name in policy.asked}) == 6
+        return first, await source.take(2, 1), await source.unfinished()
+
+    first, second, unfinished = asyncio.run(run())
+    assert groups_of(first) == ["1", "2"]
+    assert groups_of(second) == ["3", "4"]
+    assert unfinished[0] == 0
+
+
+def test_async_drops_and_replaces_groups_that_are_too_old():
+    policy = Policy()
+
+    async def run():
+        source = policy.source(mode="async", max_staleness=1)
+        await source.take(1, 0)
+        await asyncio.sleep(0.01)
+        policy.version = 3
+        return await source.take(2, 3)
+
+    batch = asyncio.run(run())
+    assert batch.metrics["rollout/groups_dropped_stale_count"] == 2
+    assert {span.version for sample in batch.samples for span in sample.versions} == {3}
+
+
+def test_an_engines_error_ends_the_batch():
+    policy = Policy()
+
+    async def broken(request, partial):
+        raise RolloutError("engine 0 died")
+
+    policy.respond = broken
+    with pytest.raises(RolloutError, match="engine 0 died"):
+        asyncio.run(policy.source().take(1, 0))
+
+
+def test_nothing_is_generated_beyond_the_last_iteration():
+    policy = Policy()
+
+    async def run():
+        source = policy.source(mode="async", max_staleness=4)
+        for iteration in range(1, 10):
+            policy.version = iteration - 1
+            await source.take(iteration, iteration - 1)
+        return await source.unfinished()
+
+    assert asyncio.run(run()) == []
+    assert len(policy.asked) == 9 * 4
