@@ -2,12 +2,10 @@
 
 import torch
 
-from actor.losses.loss_registry import register_loss
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
 
 
-@register_loss("ppo_clip")
 def ppo_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logprobs - old_logprobs).
 
@@ -27,7 +25,6 @@ def ppo_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     )
 
 
-@register_loss("sft")
 def sft(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """Negative log-probability of the target. KL, entropy and advantages play no part."""
     return LossOutput(token_loss=-inputs.logprobs)

@@ -3,12 +3,10 @@
 import torch
 
 from actor.losses.clipped import ppo_clip
-from actor.losses.loss_registry import register_loss
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
 
 
-@register_loss("ppo_dual_clip")
 def ppo_dual_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """`ppo_clip`, but min(loss, -A dual_clip) where A < 0; arXiv 1912.09729.
 
@@ -23,7 +21,6 @@ def ppo_dual_clip(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     )
 
 
-@register_loss("gspo")
 def gspo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the response of log r).
 
@@ -42,7 +39,6 @@ def gspo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     )
 
 
-@register_loss("cispo")
 def cispo(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     """-A clip(r, 1 - clip_low, 1 + clip_high) logprobs, with no gradient through the clipped ratio.
 

@@ -1,32 +1,24 @@
-"""The table of losses by name."""
+"""Losses by name: registered ones, and a user's own as `package.module:function`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import cast
 
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import named_function
 
 Loss = Callable[[LossInputs, AlgorithmConfig], LossOutput]
 
-_LOSSES: dict[str, Loss] = {}
-
-
-def register_loss(name: str) -> Callable[[Loss], Loss]:
-    """Decorator: make a loss available as `algorithm.loss: name`."""
-
-    def register(loss: Loss) -> Loss:
-        if name in _LOSSES:
-            raise ValueError(f"loss {name!r} is registered twice")
-        _LOSSES[name] = loss
-        return loss
-
-    return register
+LOSSES: Mapping[str, str] = {
+    "ppo_clip": "actor.losses.clipped:ppo_clip",
+    "ppo_dual_clip": "actor.losses.clipped_variants:ppo_dual_clip",
+    "gspo": "actor.losses.clipped_variants:gspo",
+    "cispo": "actor.losses.clipped_variants:cispo",
+    "sft": "actor.losses.clipped:sft",
+}
+"""Registered losses by name; the module of a loss is imported when it is first used."""
 
 
 def find_loss(name: str) -> Loss:
-    """The loss called `name`; ConfigError, listing the known ones, if there is none."""
-    if name not in _LOSSES:
-        raise ConfigError(
-            f"algorithm.loss is {name!r}, which is not registered: use one of {', '.join(sorted(_LOSSES))}"
-        )
-    return _LOSSES[name]
+    """The loss called `name`. Raises ConfigError, listing the known ones, for an unknown name or path."""
+    return cast(Loss, named_function(name, LOSSES, "algorithm.loss"))

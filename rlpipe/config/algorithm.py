@@ -13,7 +13,7 @@ GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Those that compare a response with the others of its group, so that a group of one teaches nothing."""
 
 LOSSES = ("ppo_clip", "ppo_dual_clip", "gspo", "cispo", "sft")
-"""Registered losses (`actor.losses`)."""
+"""Registered losses (`actor.losses.loss_registry`)."""
 
 
 class KLConfig(Section):
@@ -102,7 +102,8 @@ class AlgorithmConfig(Section):
     """Treatment of over-long responses."""
 
     loss: str = "ppo_clip"
-    """Policy loss: ppo_clip, ppo_dual_clip, gspo, cispo; sft is the supervised one."""
+    """Policy loss: ppo_clip, ppo_dual_clip, gspo, cispo, or your own as `package.module:function`; sft is the
+    supervised one."""
 
     clip_low: float = Field(0.2, ge=0)
     """Lower clip distance of the importance ratio."""
@@ -149,8 +150,10 @@ class AlgorithmConfig(Section):
     @field_validator("loss")
     @classmethod
     def _loss_is_known(cls, name: str) -> str:
-        if name not in LOSSES:
-            raise ValueError(f"algorithm.loss '{name}' is unknown: use one of {', '.join(LOSSES)}")
+        if name not in LOSSES and ":" not in name:
+            raise ValueError(
+                f"algorithm.loss '{name}' is unknown: use one of {', '.join(LOSSES)}, or package.module:function"
+            )
         return name
 
     @model_validator(mode="after")

@@ -1,12 +1,14 @@
 """The parts that losses are made of, against hand-computed numbers."""
 
+import sys
+
 import pytest
 import torch
 
 from actor.losses.kl import kl_estimate
-from actor.losses.loss_registry import find_loss, register_loss
+from actor.losses.loss_registry import find_loss
 from actor.losses.objective import objective
-from actor.losses.types import LossInputs
+from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import ConfigError
 
@@ -63,7 +65,12 @@ def test_unknown_loss_is_named_with_the_known_ones():
         find_loss("no_such_loss")
 
 
-def test_a_name_is_registered_once():
-    find_loss("sft")
-    with pytest.raises(ValueError, match="registered twice"):
-        register_loss("sft")(lambda inputs, options: None)
+def weighted_negative(inputs, options):
+    return LossOutput(token_loss=-2 * inputs.advantages * inputs.logprobs)
+
+
+def test_a_loss_of_ones_own_is_named_by_its_path():
+    options = AlgorithmConfig(loss="test_loss_parts:weighted_negative")
+    assert find_loss(options.loss) is sys.modules["test_loss_parts"].weighted_negative
+    with pytest.raises(ConfigError, match=r"'test_loss_parts:no_such'.*has no 'no_such'"):
+        find_loss("test_loss_parts:no_such")

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import actor.losses.all  # noqa: F401  registers the losses
 from actor.losses.correction import correct_mismatch
 from actor.losses.loss_registry import find_loss
 from actor.losses.objective import objective

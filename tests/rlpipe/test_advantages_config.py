@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-import actor.losses.all  # noqa: F401  registers the losses
+from actor.losses.loss_registry import LOSSES as REGISTERED_LOSSES
 from actor.losses.loss_registry import find_loss
 from rlpipe.algorithms import advantage_function
 from rlpipe.algorithms.advantages import advantage_names
@@ -74,6 +74,7 @@ def test_one_sample_per_prompt_is_fine_without_groups():
 def test_the_names_of_the_configuration_are_those_of_the_registries():
     assert set(advantage_names()) == set(ADVANTAGES)
     assert set(GROUP_ADVANTAGES) < set(ADVANTAGES)
+    assert tuple(REGISTERED_LOSSES) == LOSSES
     assert all(callable(find_loss(name)) for name in LOSSES)
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rlpipe.cli import app
 from rlpipe.monitoring.metric_dictionary import METRICS
 from rlpipe.monitoring.panels import GROUPS, name_pattern
-from rlpipe.monitoring.panels.tensorboard import custom_scalars
+from rlpipe.monitoring.tensorboard import custom_scalars
 from rlpipe.shared.phases import PHASES
 
 PANELS = [panel for group in GROUPS for panel in group.panels]

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from actor.hf.weight_table import export_plan
 from rlpipe.flops import (
     Convention,
-    load_model_shape,
     model_flops,
-    model_shape,
     sequence_cost,
     weight_gradient_flops,
 )
 from rlpipe.flops.convention import doubled_pairs
 from rlpipe.model.families import read_model
+from rlpipe.model.hf_config import load_model_shape, model_shape
 
 WINDOWED = model_shape(
     {

@@ -19,7 +19,7 @@ class Policy:
     """Answers each request after a number of turns of the event loop; `abort` ends what is not answered yet."""
 
     def __init__(self, turns=lambda request: 1, score=lambda sample: float(sample.sample_id[-1]), failing=()) -> None:
-        self.memory_sharing, self.score, self.failing = turns, score, failing
+        self.turns, self.score, self.failing = turns, score, failing
         self.version = 0
         self.number = 0
         self.asked: list[str] = []
