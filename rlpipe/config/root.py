@@ -8,6 +8,7 @@ from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from rlpipe.config.base import Section
 from rlpipe.config.data import DataConfig, EvalConfig
+from rlpipe.config.fault import FaultConfig
 from rlpipe.config.jit import JitConfig
 from rlpipe.config.model import ModelConfig, PrepareConfig
 from rlpipe.config.reward import RewardConfig
@@ -46,6 +47,7 @@ class Config(Section):
     trace: TraceConfig = TraceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
+    fault: FaultConfig = FaultConfig()
     ray: RayConfig = RayConfig()
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
