@@ -31,6 +31,7 @@ from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
+from rlpipe.model.hub import model_folder
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
@@ -128,7 +129,7 @@ class ActorWorker:
 
     def save_hf(self, directory: Path) -> None:
         self._trainer.memory.require("weights", "writing the policy")
-        save_hf(self._trainer.policy, self._trainer.description, directory, Path(self._config.model.path))
+        save_hf(self._trainer.policy, self._trainer.description, directory, model_folder(self._config.model.path))
 
     def weight_plan(self) -> tuple[WeightBucket, ...]:
         return self._sender.plan
@@ -187,8 +188,8 @@ def trainer_options(config: Config) -> TrainerOptions:
     """What the whole configuration says about the trainer."""
     reference = config.model.reference_path
     return TrainerOptions(
-        model_path=Path(config.model.path),
-        reference_path=None if reference is None else Path(reference),
+        model_path=model_folder(config.model.path),
+        reference_path=None if reference is None else model_folder(reference),
         keep_reference=config.algorithm.kl.coefficient > 0 or reference is not None,
         actor=config.actor,
         total_steps=config.run.iterations * config.algorithm.updates_per_iteration,

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+from rlpipe.model.hub import model_folder
 from rlpipe.shared.errors import RolloutError, WeightSyncError
 from rlpipe.shared.expert_routes import Routes
 from rlpipe.shared.remote import WorkerAddress, register_worker
@@ -79,7 +80,8 @@ class Engine:
 
     async def start(self) -> EngineHealth:
         """Loads the model. Raises an RlpipeError with one sentence; nothing is left behind then."""
-        setup, begin = self._setup, time.perf_counter()
+        begin = time.perf_counter()
+        setup = self._setup = dataclasses.replace(self._setup, model_path=str(model_folder(self._setup.model_path)))
         check_sglang_version()
         check_model_folder(setup)
         if setup.device == "cpu":

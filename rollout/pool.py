@@ -15,6 +15,7 @@ from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
 from rlpipe.jit_monitor import worker_caches
 from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.hub import HubName
 from rlpipe.shared.errors import DeadlineError, RlpipeError, RolloutError, WeightSyncError
 from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, deadline_error, gather
 from rlpipe.shared.weights import WeightBucket, WeightGroup
@@ -269,7 +270,7 @@ def _setup(
     directory = Path(log_directory) if log_directory else engine_directory(instance)
     return EngineSetup(
         index=index,
-        model_path=str(Path(model_path).resolve()),
+        model_path=_from_anywhere(model_path),
         device=device,
         engine=rollout.engine,
         request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
@@ -282,6 +283,12 @@ def _setup(
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
         jit=config.jit,
     )
+
+
+def _from_anywhere(model_path: str) -> str:
+    """A folder's absolute path; the name of a hub model, which each engine finds in its own node's cache, as it is."""
+    path = Path(model_path)
+    return str(path.resolve()) if path.exists() or HubName.parse(model_path) is None else model_path
 
 
 def _routes_shape(config: Config, model_path: str) -> tuple[int, int] | None:

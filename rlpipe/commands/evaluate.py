@@ -18,6 +18,7 @@ def evaluate(config: Config) -> dict[str, float]:
     if not config.eval.datasets:
         raise ConfigError("eval.datasets is empty: name at least one data set to evaluate on")
     inputs = load_inputs(config)
+    config = inputs.config
     console = Console(config.run.iterations, to_stderr=True)
     with ExitStack() as stack:
         grading = stack.enter_context(open_grading(config.reward))

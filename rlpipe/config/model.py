@@ -11,10 +11,11 @@ class ModelConfig(Section):
     """The policy that is trained."""
 
     path: str
-    """Folder with `config.json`, tokenizer and safetensors in Hugging Face layout."""
+    """Folder with `config.json`, tokenizer and safetensors in Hugging Face layout, or a model of the hub: `owner/name`,
+    or `owner/name@revision`. The cache (`HF_HOME`) is used first; `HF_TOKEN` and `HF_HUB_OFFLINE` are respected."""
 
     reference_path: str | None = None
-    """Folder of the reference policy for the KL term; the initial policy when empty."""
+    """Folder or hub name of the reference policy for the KL term; the initial policy when empty."""
 
 
 class TinyPolicyConfig(Section):

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.rows import Row, load_rows
+from rlpipe.model.hub import model_folder
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
 
@@ -27,14 +27,15 @@ class PromptSet:
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer in folder `path`. Raises ModelError when there is none."""
+    """The tokenizer of the model folder or hub model `path`. Raises ModelError when there is none."""
     from transformers import AutoTokenizer
 
+    folder = model_folder(path)
     # Without any of these, transformers makes an empty tokenizer and says nothing.
-    if not any((Path(path) / name).exists() for name in _TOKENIZER_FILES):
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise ModelError(f"{path}: no tokenizer in this model folder; put one of {', '.join(_TOKENIZER_FILES)} there")
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).splitlines()[0]
         raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {first}") from None

@@ -12,6 +12,7 @@ from rlpipe.data.prompts import load_tokenizer
 from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.generation.generate_functions import GenerateFunction, generate_function
 from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.hub import model_folder, pinned
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import ModelError
 from rlpipe.shared.sample import Prompt
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked inputs. `made`: the folders that were made from the seed."""
+    """Checked inputs. `config`: with the commits of models of the hub; `made`: folders that were made from the seed."""
 
     config: Config
     made: tuple[Path, ...]
@@ -49,6 +50,7 @@ class Inputs:
 def load_inputs(config: Config) -> Inputs:
     """Make what `prepare` asks for, then read everything. Raises RlpipeError for whatever is wrong with it."""
     made = tuple(prepare(config))
+    config = with_pinned_models(config)
     _check_model_folder(config)
     load_model_shape(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
@@ -70,8 +72,15 @@ def load_inputs(config: Config) -> Inputs:
     )
 
 
+def with_pinned_models(config: Config) -> Config:
+    """`config` with the commits that names of hub models mean now, downloaded where they are not there yet."""
+    reference = config.model.reference_path
+    paths = {"path": pinned(config.model.path), "reference_path": pinned(reference) if reference else None}
+    return config.model_copy(update={"model": config.model.model_copy(update=paths)})
+
+
 def _check_model_folder(config: Config) -> None:
-    folder = Path(config.model.path)
+    folder = model_folder(config.model.path)
     for needed in ("config.json", "*.safetensors"):
         if not any(folder.glob(needed)):
             raise ModelError(

@@ -13,6 +13,7 @@ from rlpipe.model.description import (
     Rope,
     RopeScaling,
 )
+from rlpipe.model.hub import model_folder
 from rlpipe.model.trained_config import (
     WRAPPER_KEYS,
     architecture_of,
@@ -78,11 +79,12 @@ class Family:
 
 
 def read_model(source: str | Path | Config) -> ModelDescription:
-    """Describe the model of a folder with a `config.json`, or of such a configuration as a dictionary.
+    """Describe the model of a folder with a `config.json`, of a hub name, or of a configuration as a dictionary.
 
     Raises:
         ModelError: the architecture or a configuration key is not supported; the sentence names it.
     """
+    source = source if isinstance(source, dict) else model_folder(source)
     raw = read_raw_config(source)
     architecture = architecture_of(raw)
     family = FAMILIES.get(architecture)

@@ -10,6 +10,7 @@ from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.vision import VisionTower
 from rlpipe.model.hf_families import FAMILIES, Family
 from rlpipe.model.hf_section import Section
+from rlpipe.model.hub import HubName, model_config_file
 from rlpipe.shared.errors import ModelError
 
 MODELS_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -18,7 +19,8 @@ _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "mtp_num_layer
 
 
 def load_model_shape(model: str | Path) -> ModelShape:
-    """The shape of `model`: a config.json, a folder that holds one, or the name of a folder in configs/models.
+    """The shape of `model`: a config.json, a folder that holds one, the name of a folder in configs/models or of a hub
+    model.
 
     ModelError if there is no such file, if it is no JSON object, or if its architecture cannot be counted.
     """
@@ -38,9 +40,12 @@ def find_config(model: str | Path) -> Path:
     for candidate in (given, given / "config.json", MODELS_FOLDER / given / "config.json"):
         if candidate.is_file():
             return candidate
+    if not given.exists() and HubName.parse(str(model)):
+        return model_config_file(model)
     bundled = sorted(path.parent.name for path in MODELS_FOLDER.glob("*/config.json"))
     raise ModelError(
-        f"no model config at {str(model)!r}: give a config.json, a folder with one, or one of {', '.join(bundled)}"
+        f"no model config at {str(model)!r}: give a config.json, a folder with one, a name on the hub, or one of "
+        f"{', '.join(bundled)}"
     )
 
 

@@ -98,6 +98,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     console = Console(config.run.iterations)
     with console.task("reading model folder and data"):
         inputs = load_inputs(config)
+    config = inputs.config
     for made in inputs.made:
         console.say(f"made {made}")
     directory = open_run_directory(config, resume, overwrite)

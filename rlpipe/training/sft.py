@@ -14,6 +14,7 @@ from rlpipe.config.supervised import SupervisedConfig
 from rlpipe.data import PromptStream
 from rlpipe.data.prompts import load_tokenizer
 from rlpipe.data.stream import StreamState
+from rlpipe.generation.inputs import with_pinned_models
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
 from rlpipe.monitoring.trackers import open_trackers
@@ -101,6 +102,7 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
     console = Console(config.run.iterations)
     with console.task("reading model folder and data"):
         prepare(config)
+        config = with_pinned_models(config)
         examples = load_examples(config, settings, load_tokenizer(config.model.path))
     directory = open_run_directory(config, resume, overwrite)
     checkpoint = checkpoint_to_resume(directory, resume)

@@ -47,9 +47,9 @@ def run_arguments(folder: Path, *more: str) -> list[str]:
     return ["configs/demo/arithmetic.yaml", *SMALL, *places, *more]
 
 
-def start_command(command: str, *arguments: str, mark: str = "") -> subprocess.Popen[str]:
+def start_command(command: str, *arguments: str, mark: str = "", **environment: str) -> subprocess.Popen[str]:
     search = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search}
+    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search, **environment}
     return subprocess.Popen(
         [sys.executable, "-m", "rlpipe", command, *arguments],
         cwd=PROJECT,
@@ -61,8 +61,8 @@ def start_command(command: str, *arguments: str, mark: str = "") -> subprocess.P
     )
 
 
-def run_command(command: str, *arguments: str) -> str:
-    process = start_command(command, *arguments)
+def run_command(command: str, *arguments: str, **environment: str) -> str:
+    process = start_command(command, *arguments, **environment)
     output, _ = process.communicate(timeout=800)
     assert process.returncode == 0, output
     return output

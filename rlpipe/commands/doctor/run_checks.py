@@ -82,13 +82,14 @@ def _tokenizer(config: Config) -> Check:
     """Both sides work on token ids alone, so ids must exist in the model, and its end must be the tokenizer's."""
     from rlpipe.data.prompts import load_tokenizer
     from rlpipe.model.hf_config import load_model_shape
+    from rlpipe.model.hub import model_config_file
 
     tokenizer = load_tokenizer(config.model.path)
     rows = load_model_shape(config.model.path).vocab_size
     if len(tokenizer) > rows:
         fix = "the tokenizer belongs to another model: take both from one folder"
         return fail("tokenizer", f"{len(tokenizer)} tokens, but the model has {rows} rows", fix)
-    raw = json.loads((Path(config.model.path) / "config.json").read_text())
+    raw = json.loads(model_config_file(config.model.path).read_text())
     ends = raw.get("eos_token_id", raw.get("text_config", {}).get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id not in ends:

@@ -12,7 +12,8 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
-from rlpipe.model.hf_config import find_config, load_model_shape
+from rlpipe.model.hf_config import MODELS_FOLDER, find_config, load_model_shape
+from rlpipe.model.hub import is_cached
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
@@ -68,8 +69,12 @@ class Memory:
 
 
 def load_model(path: str) -> Model:
-    """The model at `path` or, before it is there, the one of that name in configs/models. Raises ModelError."""
-    path = path if Path(path).exists() else Path(path).name
+    """The model at `path` or, before it is there, the one of that name in configs/models. Raises ModelError.
+
+    Of a hub model that is in neither place, its config.json alone is downloaded.
+    """
+    here = Path(path).exists() or is_cached(path)
+    path = Path(path).name if not here and (MODELS_FOLDER / Path(path).name).exists() else path
     raw: dict[str, Any] = json.loads(find_config(path).read_text())
     tied = raw.get("tie_word_embeddings", raw.get("text_config", {}).get("tie_word_embeddings", False))
     return Model(load_model_shape(path), bool(tied))
