@@ -1,10 +1,13 @@
-"""A fix of Megatron's pipeline communication (megatron-core 0.16.1). Process-global."""
+"""Fixes of Megatron's pipeline schedules and their communication (megatron-core 0.16.1). Process-global."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 _DIMENSIONS = 3
@@ -12,8 +15,29 @@ _DIMENSIONS = 3
 
 @lru_cache(maxsize=1)
 def install_pipeline_fixes() -> None:
-    """Install the fix; further calls do nothing."""
+    """Install the fixes; further calls do nothing."""
     P2PCommunicator._communicate_shapes = _exchange_shapes
+    schedules.get_pp_rank_microbatches = _with_the_neighbours_exchange(schedules.get_pp_rank_microbatches)
+
+
+def _with_the_neighbours_exchange(count: Callable[..., tuple[int, bool, int, int]]) -> Callable[..., Any]:
+    """schedules.py:785 takes a stage whose warm-up is just as long as the whole step for one that warms up only.
+
+    The flag decides whether the last forward pass is sent alone or in one exchange with the first gradient. The next
+    stage warms up two passes less, so where the lengths are equal it is past its warm-up and exchanges both at once:
+    with shapes of their own (`variable_seq_lengths`) the two stages then wait for each other for ever. It happens with
+    as many packs as stages, the fewest that the interleaved schedule takes.
+    """
+
+    def counts(packs: int, chunks: int, group: int, *args: Any, **options: Any) -> tuple[int, bool, int, int]:
+        total, only_warm_up, warm_up, rest = count(packs, chunks, group, *args, **options)
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        later = stages - parallel_state.get_pipeline_model_parallel_rank() - 1
+        if 2 * later + (chunks - 1) * group == total:
+            only_warm_up = False
+        return total, only_warm_up, warm_up, rest
+
+    return counts
 
 
 def _exchange_shapes(
