@@ -1,9 +1,8 @@
 """Saves and loads everything that training continues from, in any parallel layout (megatron dist_checkpointing)."""
 
-import pickle
+import json
 import random
 import shutil
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,28 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from actor.background_writer import BackgroundWrite, use_thread_queue
-from actor.megatron_patches.optimizer_fixes import compact_state
+from actor.optimizer_content import optimizer_content, restore_optimizer
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
 from rlpipe.shared.checkpoint_folder import checkpoint_path, partial_path, publish, read_state
 from rlpipe.shared.errors import CheckpointError
 
-_LOAD_ERRORS = (
-    CheckpointingException,
-    CheckpointException,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    ValueError,
-)
+_WRITE_ERRORS = (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError)
+# What a damaged file makes the readers of torch and Megatron raise has nothing in common.
+_READ_ERRORS = (Exception, CheckpointException)
+
+_SETTINGS = {
+    "dtype": "actor.dtype",
+    "train_mtp": "actor.train_mtp",
+    "frozen_parameters": "actor.frozen_parameters",
+    "reference": "algorithm.kl.coefficient and model.reference_path",
+}
+_NOT_OF_THE_MODEL = {"hf_config", "weight_prefix", "fused_experts", "fused_mtp_experts", "mtp_layers", "max_positions"}
 
 
 class Checkpointer:
@@ -81,18 +81,13 @@ class Checkpointer:
         """
         self._trainer.memory.require("weights", "loading a checkpoint")
         state = read_state(path)
-        saved, own = state["actor"]["model"], _model_identity(self._trainer)
-        if saved != own:
-            key = next(key for key in own if saved.get(key) != own[key])
-            raise CheckpointError(
-                f"{path} holds a model with {key} {saved.get(key)}, the configured one has {own[key]}: "
-                "use the model.path of the run that saved it"
-            )
+        _check_identity(path, state["actor"]["model"], _identity(self._trainer))
+        content = _content(self._trainer, loading=True)
         try:
-            loaded = dist_checkpointing.load(_content(self._trainer, loading=True), str(path))
-        except _LOAD_ERRORS as error:
+            loaded = dist_checkpointing.load(content, str(path), strict=StrictHandling.RAISE_ALL)
+            _restore(self._trainer, loaded, state["actor"])
+        except _READ_ERRORS as error:
             raise CheckpointError(f"{path} cannot be read ({_summary(error)}): use another checkpoint") from error
-        _restore(self._trainer, loaded, state["actor"])
         return state["driver"]
 
     def _publish(self, wait: bool) -> None:
@@ -104,7 +99,7 @@ class Checkpointer:
         self._running = None
         try:
             write.finalize()
-        except _LOAD_ERRORS as error:
+        except _WRITE_ERRORS as error:
             raise CheckpointError(f"saving {final} failed ({_summary(error)}): free space or fix access") from error
         if dist.get_rank() == 0:
             publish(partial_path(final), final, state, self._keep)
@@ -112,11 +107,15 @@ class Checkpointer:
 
 
 def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators."""
+    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators.
+
+    Each layer's tensors have names of their own. Megatron would otherwise stack equal names of all layers into one
+    tensor, which fails where layers differ in kind (Gated DeltaNet and attention) or in what is frozen.
+    """
     metadata = {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "non_homogeneous_layers": True,
         "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
         "distrib_optim_fully_reshardable_mem_efficient": True,
     }
     models = {
@@ -124,7 +123,9 @@ def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
         for index, chunk in enumerate(trainer.policy)
     }
     content: dict[str, Any] = dict(models)
-    content["optimizer"] = trainer.optimizer.megatron.sharded_state_dict(models, is_loading=loading, metadata=metadata)
+    optimizer = optimizer_content(trainer.optimizer.megatron, models, loading, metadata)
+    if optimizer:
+        content["optimizer"] = optimizer
     if trainer.reference is not None:
         content["reference"] = _reference_content(trainer, trainer.reference, metadata)
     if not loading:
@@ -153,8 +154,7 @@ def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: 
 def _restore(trainer: Trainer, loaded: dict[str, Any], progress: dict[str, Any]) -> None:
     for index, chunk in enumerate(trainer.policy):
         chunk.load_state_dict(loaded[_chunk_key(trainer, index)], strict=True)
-    trainer.optimizer.megatron.load_state_dict(loaded["optimizer"])
-    compact_state(trainer.optimizer.megatron)
+    restore_optimizer(trainer.optimizer.megatron, loaded.get("optimizer", {}), progress["applied_steps"])
     trainer.optimizer.applied_steps = progress["applied_steps"]
     trainer.counts = UpdateCounts(**progress["counts"])
     _set_generators(loaded["generators"])
@@ -164,23 +164,35 @@ def _progress(trainer: Trainer) -> dict[str, Any]:
     return {
         "applied_steps": trainer.optimizer.applied_steps,
         "counts": asdict(trainer.counts),
-        "model": _model_identity(trainer),
+        "model": _identity(trainer),
     }
 
 
-def _model_identity(trainer: Trainer) -> dict[str, Any]:
-    """What must agree between a checkpoint and the configured model; plain JSON values."""
-    model = trainer.description
-    return {
-        "architecture": model.architecture,
-        "layers": model.layers,
-        "hidden_size": model.hidden_size,
-        "vocab_size": model.vocab_size,
-        "heads": [model.heads, model.kv_heads, model.head_dim],
-        "experts": model.experts.experts if model.experts else 0,
-        "dtype": trainer.options.actor.dtype,
+def _identity(trainer: Trainer) -> dict[str, Any]:
+    """What must agree between a checkpoint and the configured run; plain JSON values."""
+    described = {name: value for name, value in asdict(trainer.description).items() if name not in _NOT_OF_THE_MODEL}
+    actor = trainer.options.actor
+    settings = {
+        "dtype": actor.dtype,
+        "train_mtp": actor.train_mtp,
+        "frozen_parameters": sorted(actor.frozen_parameters),
         "reference": trainer.reference is not None,
     }
+    return json.loads(json.dumps(described | settings))
+
+
+def _check_identity(path: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
+    key = next((key for key in own if saved.get(key) != own[key]), None)
+    if key in _SETTINGS:
+        raise CheckpointError(
+            f"{path} was saved with {key} = {saved.get(key)}, and the configuration gives {own[key]}: "
+            f"leave {_SETTINGS[key]} as in the run that saved it"
+        )
+    if key is not None:
+        raise CheckpointError(
+            f"{path} holds a model with {key} {saved.get(key)}, the configured one has {own[key]}: "
+            "use the model.path of the run that saved it"
+        )
 
 
 def _all_generators() -> list[Any]:

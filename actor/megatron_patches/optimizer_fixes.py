@@ -23,9 +23,6 @@ def install_optimizer_fixes() -> None:
     )
     HybridDeviceOptimizer._update_fp32_params_by_new_state = _masters_from_state
     HybridDeviceOptimizer._move_new_state_to_right_device = _state_next_to_masters
-    torch.serialization.add_safe_globals(
-        [adam.HostAdam, adam.DeviceAdam, adam.HostAdamBfloat16Moments, adam.DeviceAdamBfloat16Moments]
-    )
 
 
 def _with_detached_shards(build: Callable[..., Any]) -> Callable[..., Any]:

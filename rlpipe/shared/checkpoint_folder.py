@@ -15,7 +15,7 @@ from rlpipe.shared.errors import CheckpointError
 
 _NAME = re.compile(r"iteration_(\d{8})")
 _STATE = "state.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:

@@ -17,6 +17,8 @@ from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoint
 from rlpipe.shared.errors import CheckpointError
 
 SUPERVISED = AlgorithmConfig(loss="sft")
+NO_EXPERT = r"^(?!.*\.mlp\.experts\.)"
+FIRST_HALF = r"embed_tokens|layers\.[01]\."
 SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1, decay_steps=9, weight_decay=0.1)
 
 
@@ -28,6 +30,8 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path], fold
         "bfloat16": save_and_continue(paths["moe"], folder / "b", 2, dtype="bfloat16", optimizer=half),
         "frozen": save_and_continue(dense, folder / "d", 2, frozen_parameters=["embed_tokens"], reference=True),
         "first": save_and_continue(dense, folder / "e", steps_before=0, optimizer=offload),
+        "dense_hybrid": save_and_continue(paths["gdn"], folder / "h", 2, reference=True),
+        "only_experts": save_and_continue(paths["moe"], folder / "i", 2, frozen_parameters=[NO_EXPERT]),
         "damaged": damaged_checkpoints(paths, folder / "f"),
         "full_disk": failed_write(dense, folder / "g"),
     }
@@ -39,6 +43,19 @@ def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder:
         "dp2_moe_ep2": save_and_continue(paths["moe"], folder / "a", 2, count, parallel={"expert": 2}),
         "pp2_vpp2": save_and_continue(
             paths["dense"], folder / "b", 2, count, parallel={"pipeline": 2, "virtual_pipeline": 2}, reference=True
+        ),
+        "pp2_frozen_stage": save_and_continue(
+            paths["dense"], folder / "h", 2, count, parallel={"pipeline": 2}, frozen_parameters=[FIRST_HALF]
+        ),
+        "dp2_one_norm": save_and_continue(
+            paths["dense"], folder / "i", 2, count, frozen_parameters=[r"^(?!model\.norm)"]
+        ),
+        "pp2_vpp2_few_experts": save_and_continue(
+            paths["few_experts"], folder / "j", 2, count, parallel={"pipeline": 2, "virtual_pipeline": 2}
+        ),
+        "dense_hybrid_pp2_to_tp2": reshard(paths["gdn"], folder / "k", {"pipeline": 2}, {"tensor": 2}),
+        "only_experts_ep2_to_pp2": reshard(
+            paths["moe"], folder / "l", {"expert": 2}, {"pipeline": 2}, frozen_parameters=[NO_EXPERT]
         ),
         "dp2_to_tp2_sp": reshard(paths["dense"], folder / "c", {}, sharded),
         "tp2_to_pp2": reshard(paths["dense"], folder / "d", {"tensor": 2}, {"pipeline": 2}),
@@ -87,15 +104,15 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
     }
 
 
-def reshard(path: Path, folder: Path, saved: dict[str, Any], loaded: dict[str, Any]) -> tuple[Any, Any]:
+def reshard(path: Path, folder: Path, saved: dict[str, Any], loaded: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """Save under one layout, load under another: metrics of two more steps under both."""
-    policy = trainer(path, 2, optimizer=SCHEDULE, parallel=saved)
+    policy = trainer(path, 2, optimizer=SCHEDULE, parallel=saved, **options)
     two_steps(policy)
     saver = Checkpointer(policy, keep=9)
     final = saver.save(folder, 2, {})
     saver.finish()
     expected = two_steps(policy)
-    other = trainer(path, 2, optimizer=SCHEDULE, parallel=loaded)
+    other = trainer(path, 2, optimizer=SCHEDULE, parallel=loaded, **options)
     Checkpointer(other, keep=9).load(final)
     return expected, two_steps(other)
 
@@ -115,9 +132,16 @@ def damaged_checkpoints(paths: dict[str, Path], folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"kept": kept, "with_abandoned": [path.name for path in complete_checkpoints(folder)]}
     final = checkpoint_path(folder, 3)
     result["other_model"] = _error(Checkpointer(trainer(paths["moe"]), 1), final)
+    result["other_frozen"] = _error(Checkpointer(trainer(paths["dense"], frozen_parameters=["embed"]), 1), final)
+    result["other_reference"] = _error(Checkpointer(trainer(paths["dense"], reference=True), 1), final)
     loader = Checkpointer(trainer(paths["dense"], optimizer=SCHEDULE), 1)
     result["missing"] = _error(loader, folder / "iteration_00000009")
     result["unfinished"] = _error(loader, abandoned)
+    metadata = final / "metadata.json"
+    plain = metadata.read_bytes()
+    flips = [plain[:at] + bytes([plain[at] ^ 1 << bit]) + plain[at + 1 :] for at in range(2, 40, 5) for bit in (0, 5)]
+    result["flipped"] = [_error(loader, final) for flipped in flips if metadata.write_bytes(flipped)]
+    metadata.write_bytes(plain)
     shard = next(file for file in sorted(final.glob("*.distcp")) if file.stat().st_size > 1000)
     good = shard.read_bytes()
     shard.write_bytes(good[: len(good) // 2])
