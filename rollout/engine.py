@@ -323,8 +323,10 @@ class Engine:
 
     def _end_ids(self, sampling: SamplingParameters) -> set[int]:
         """Token ids that end a response."""
+        if sampling.ignore_eos:
+            return set()
         end_of_sequence = self._sglang.tokenizer_manager.model_config.hf_eos_token_id or set()
-        return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(end_of_sequence))
+        return set(sampling.stop_token_ids) | set(end_of_sequence)
 
     def _supported_kernels(self) -> dict[str, str]:
         """Arguments in place of SGLang's own choices that cannot run here; the user's choice stays."""

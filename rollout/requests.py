@@ -21,7 +21,8 @@ class SamplingParameters:
     """How the tokens of one response are chosen.
 
     `temperature` 0 takes the most likely token. `top_k` -1 keeps all tokens. `stop_token_ids` come on top of the
-    end-of-sequence ids in the model's folder; the token that ends a response belongs to the response.
+    end-of-sequence ids in the model's folder; the token that ends a response belongs to the response. `ignore_eos`: no
+    token ends one, `stop_token_ids` neither.
     """
 
     max_new_tokens: int
@@ -47,6 +48,7 @@ class SamplingParameters:
             top_k=sampling.top_k,
             stop=tuple(sampling.stop),
             stop_token_ids=tuple(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
         )._overridden(dataset)
 
     @staticmethod
@@ -68,6 +70,7 @@ class SamplingParameters:
             top_k=self.top_k if dataset.top_k is None else dataset.top_k,
             stop=self.stop if dataset.stop is None else tuple(dataset.stop),
             stop_token_ids=self.stop_token_ids if dataset.stop_token_ids is None else tuple(dataset.stop_token_ids),
+            ignore_eos=self.ignore_eos,
         )
 
 

@@ -25,6 +25,10 @@ class SamplingConfig(Section):
     stop_token_ids: list[int] = Field(default_factory=list)
     """Token ids that end a response, besides the end-of-sequence token."""
 
+    ignore_eos: bool = False
+    """Generate every training response up to its token limit, for measuring: no token ends one. Evaluation is as
+    ever."""
+
 
 class EngineConfig(Section):
     """One SGLang engine."""

@@ -134,6 +134,29 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _responses_of_forced_length_are_trained(self) -> Self:
+        if not self.rollout.sampling.ignore_eos:
+            return self
+        overlong = self.algorithm.overlong
+        senseless = {
+            "rollout.sampling.stop": bool(self.rollout.sampling.stop),
+            "rollout.sampling.stop_token_ids": bool(self.rollout.sampling.stop_token_ids),
+            "data.train: sampling.stop": any(one.sampling.stop for one in self.data.train),
+            "data.train: sampling.stop_token_ids": any(one.sampling.stop_token_ids for one in self.data.train),
+            "rollout.generate.function": not self.rollout.generate.is_single_turn,
+            "rollout.filters 'truncated'": "truncated" in self.rollout.filters,
+            "algorithm.overlong.mask_truncated": overlong.mask_truncated,
+            "algorithm.overlong.buffer_tokens": overlong.buffer_tokens > 0,
+        }
+        for key, is_set in senseless.items():
+            if is_set:
+                raise ValueError(
+                    f"rollout.sampling.ignore_eos lets every response meet its token limit, so {key} would apply to "
+                    f"none or to all: remove {key}, or set ignore_eos to false"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in GROUP_ADVANTAGES:
             raise ValueError(

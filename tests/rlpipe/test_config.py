@@ -65,6 +65,15 @@ def test_references_take_values_and_defaults(tmp_path):
         ("actor.processes=3", None),
         ("actor.parallel.tensor=2", "actor.processes is 1, not a multiple of tensor x pipeline x context = 2"),
         ("rollout.max_response_tokens=9000", "more than the pack budget"),
+        *(
+            (f"{section}, sampling: {{ignore_eos: true{more}}}}}", f"so {key} would apply to none or to all: remove")
+            for section, more, key in [
+                ("rollout={filters: [truncated]", "", "rollout.filters 'truncated'"),
+                ("rollout={generate: {function: calculator}", "", "rollout.generate.function"),
+                ("rollout={engines: 1", ", stop: [x]", "rollout.sampling.stop"),
+                ("rollout={engines: 1", ", stop_token_ids: [3]", "rollout.sampling.stop_token_ids"),
+            ]
+        ),
         ("actor.optimizer={moments_dtype: bfloat16, beta2: 0.999}", "use at most 0.996, or moments_dtype float32"),
     ],
 )
