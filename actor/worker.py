@@ -21,6 +21,7 @@ from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
 from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
 from actor.megatron_patches.pipeline_fixes import install_pipeline_fixes
+from actor.memory_peaks import MemoryPeaks
 from actor.models.build_model import read_model
 from actor.rank_clock import RankClock
 from actor.runtime import install_megatron_runtime
@@ -57,6 +58,7 @@ class ActorWorker:
         install_pipeline_fixes()
         watch_exchanges(self._clock, self._monitor.first_use)
         self._guard = install_comm_guard(config.actor.comm_guard, rank)
+        self._memory = MemoryPeaks()
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
@@ -91,7 +93,9 @@ class ActorWorker:
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
         with self._monitor.step(self._iteration, "train"):
-            return self._trainer.train(steps, algorithm)
+            report = self._trainer.train(steps, algorithm)
+        self._memory.look()
+        return report
 
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
         if self._config.jit.warm_up == "on" or torch.cuda.is_available():
@@ -161,7 +165,7 @@ class ActorWorker:
             part_seconds=seconds,
             spans=spans,
             jit=report,
-            metrics=self._guard.take(),
+            metrics=self._guard.take() | self._memory.take(),
         )
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ Raw results lie in benchmarks/results/NAME.HOST.json; nothing on the page is typ
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -22,6 +23,12 @@ PAGE = PROJECT / "docs" / "performance.md"
 PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "flash-linear-attention")
 
 BENCHMARKS = {
+    "whole_step": (
+        "Whole iterations at true size",
+        "The first layers of Qwen3.5-35B-A3B's shape with random weights and a forced response length, as `rlpipe "
+        "train` runs them; beside each figure what `rlpipe plan` had said. The first iterations compile where caches "
+        "are cold.",
+    ),
     "cpu_step": (
         "One iteration beside TRL's GRPOTrainer",
         "Same policy, prompts, group size, lengths, reward and optimizer. TRL generates with transformers, one padded "
@@ -90,7 +97,7 @@ def main() -> None:
     for name, *arguments in commands:
         result = run(name, arguments)
         RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / f"{name}.{'cuda' if 'GPU' in result.host else 'cpu'}.json"
+        file = RESULTS / f"{name}.{device(result.host)}.json"
         file.write_text(json.dumps(asdict(result), indent=1) + "\n")
     PAGE.write_text(page([Result(**json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json"))]))
 
@@ -107,6 +114,14 @@ def run(name: str, arguments: list[str]) -> Result:
         raise subprocess.CalledProcessError(benchmark.returncode, command)
     date = datetime.now(UTC).date().isoformat()
     return Result(name, " ".join(["python", *command[1:]]), date, host(), versions(), output.strip())
+
+
+def device(host: str) -> str:
+    """Short name of what a host computes on, for the name of a file: cpu, cuda, or cuda2 for two GPUs."""
+    found = re.search(r"(\d+) x GPU", host)
+    if found is None:
+        return "cpu"
+    return "cuda" if found[1] == "1" else f"cuda{found[1]}"
 
 
 def host() -> str:

@@ -20,6 +20,7 @@ from rlpipe.shared.sample import Status
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.engine_memory import EngineMemory
 from rollout.engine_usage import UsageClock
 from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.jit_watch import JitWatch
@@ -37,6 +38,7 @@ from rollout.requests import (
     SamplingParameters,
     WeightReceipt,
 )
+from rollout.sglang_patches.first_token import FirstToken
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import END_OF_BUCKET, VERIFY_VARIABLE
@@ -73,6 +75,8 @@ class Engine:
         self._watcher: asyncio.Task[None] | None = None
         self._freed: set[DeviceMemory] = set()
         self._jit = JitWatch(setup.index, Path(setup.log_path), setup.jit)
+        self._first_token = FirstToken(Path(setup.log_path))
+        self._memory = EngineMemory(setup.device)
 
     async def address(self) -> WorkerAddress:
         """Of this process, for deadlines."""
@@ -138,6 +142,7 @@ class Engine:
                 task.cancel()  # does nothing to those that are done
             self._usage.end(len(tasks))
             self._jit.end(len(tasks))
+            self._memory.look()
             self._running -= tasks
 
     async def abort(self) -> None:
@@ -230,12 +235,13 @@ class Engine:
 
     async def take_usage(self) -> EngineUsage:
         """Work since the last call."""
-        return self._usage.take(self._setup.index)
+        return dataclasses.replace(self._usage.take(self._setup.index), first_token_time=self._first_token.time)
 
     async def take_record(self, iteration: int, keep_spans: bool) -> EngineRecord:
         """What this engine did since the last call, which belongs to `iteration`."""
         spans = self._usage.take_spans(keep_spans)
-        return EngineRecord(self._setup.index, socket.gethostname(), self._jit.take(iteration), spans)
+        report, metrics = self._jit.take(iteration), self._memory.take()
+        return EngineRecord(self._setup.index, socket.gethostname(), report, spans, metrics)
 
     async def stop(self) -> None:
         """Ends SGLang's processes and removes its files. Idempotent."""

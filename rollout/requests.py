@@ -136,7 +136,8 @@ class EngineHealth:
 class EngineUsage:
     """Work of one engine in the `interval_seconds` since the last time it was asked.
 
-    Busy means that at least one request was running.
+    Busy means that at least one request was running. `first_token_time` is the wall-clock time (of `time.time`) of the
+    engine's first token since it started; None before.
     """
 
     engine: int
@@ -145,6 +146,7 @@ class EngineUsage:
     response_tokens: int
     requests: int
     retractions: int
+    first_token_time: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -154,12 +156,16 @@ class EngineUsage:
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What compiled in one engine, and where a trace is wanted, when it generated and received weights."""
+    """What compiled in one engine, and where a trace is wanted, when it generated and received weights.
+
+    metrics: of this engine alone, to be reduced over engines as the metric dictionary says.
+    """
 
     engine: int
     host: str
     jit: JitReport
     spans: tuple[Span, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

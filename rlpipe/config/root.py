@@ -69,6 +69,12 @@ class Config(Section):
         return self.sft.max_sequence_tokens if self.sft else self.data.max_prompt_tokens + self.longest_response_tokens
 
     @property
+    def needed_gpus(self) -> int:
+        """GPUs that the run reserves on GPU nodes: the actor's, and the engines' unless they share them."""
+        engines = self.rollout.engines * self.rollout.engine.tensor_parallel
+        return self.actor.processes + (0 if self.ray.colocate else engines)
+
+    @property
     def uses_stop_strings(self) -> bool:
         """Whether engines have to look at text, which they need the tokenizer for."""
         overrides = [one.sampling.stop for one in self.data.train] + [one.sampling.stop for one in self.eval.datasets]

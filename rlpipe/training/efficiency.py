@@ -73,6 +73,7 @@ def training_metrics(
         "perf/actor_tokens_per_gpu_per_second": tokens / seconds / processes,
         "perf/actor_train_tflops_per_gpu": tflops_per_gpu(trained, seconds, processes),
     }
+    metrics["perf/optimizer_exposed_share"] = record.seconds("optimizer") / seconds
     passes = record.seconds("ref_logprob")
     if config.algorithm.kl.coefficient > 0 and passes:
         metrics["perf/ref_logprob_tflops_per_gpu"] = tflops_per_gpu(flops.logprob, passes, processes)

@@ -58,6 +58,7 @@ class Measurement:
         record.split("train", training_parts(usages), rest="train_other")
         record.add(rank_metrics(usages))
         record.add(reduce_over_ranks([usage.metrics for usage in usages]))
+        record.add(reduce_over_ranks([engine.metrics for engine in engines]))
         record.add(training_metrics(record, self._config, packs, usages, self._saved_token_flops))
         record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)

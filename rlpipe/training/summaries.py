@@ -45,6 +45,12 @@ def _equal_reward_groups(samples: Sequence[Sample]) -> int:
     return sum(len(group) > 1 and len(set(group)) == 1 for group in scores.values())
 
 
+def start_metrics(usage: Sequence[EngineUsage], command_time: float) -> dict[str, float]:
+    """For a run's first iteration. `command_time`: wall-clock time at which the command began."""
+    first = [one.first_token_time for one in usage if one.first_token_time is not None]
+    return {"perf/start_to_first_token_seconds": min(first) - command_time} if first else {}
+
+
 def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, float]:
     """Speed and idle time of generation, in all and of each engine, and what became of the groups."""
     rates = {f"perf/rollout_engine_{one.engine}_tokens_per_second": one.tokens_per_second for one in usage}

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import psutil
+
 from rewards.reward_metrics import graded_table
 from rlpipe.config.root import Config
 from rlpipe.training.session import open_session
-from rlpipe.training.summaries import generation_metrics, rollout_metrics
+from rlpipe.training.summaries import generation_metrics, rollout_metrics, start_metrics
 
 
 def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
@@ -39,7 +41,10 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     step.add(result.counts.metrics)
                     step.add(run.packing_metrics(packs))
                     step.add(report.metrics)
-                    step.add(generation_metrics(batch, run.pool.take_usage()))
+                    usage = run.pool.take_usage()
+                    step.add(generation_metrics(batch, usage))
+                    if iteration == run.start.iteration + 1:
+                        step.add(start_metrics(usage, psutil.Process().create_time()))
                     step.add(run.data_metrics())
                     step.sample_rows = graded_table(samples, rows=4)
                 with step.phase("rollout"):

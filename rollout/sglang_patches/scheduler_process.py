@@ -5,6 +5,7 @@ from typing import Any
 
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
+from rollout.sglang_patches import first_token
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import receiver as weight_receiver
 
@@ -19,6 +20,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
         cpu_patches.install()
     weight_receiver.install()
+    first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*arguments, **keywords)

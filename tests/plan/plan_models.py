@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rlpipe.commands.plan.memory import load_model, plan_memory
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import validate
+from rlpipe.estimate.memory import load_model, plan_memory
 
 LENGTHS = (512, 300, 700, 536)
 _COMMON = {

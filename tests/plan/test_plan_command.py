@@ -5,11 +5,11 @@ from typer.testing import CliRunner
 
 from rlpipe.cli import app
 from rlpipe.commands.launch.clusters import PROJECT, load_cluster
-from rlpipe.commands.plan.memory import load_model
-from rlpipe.commands.plan.parameters import model_parameters
-from rlpipe.commands.plan.plan_command import plan
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
+from rlpipe.estimate.memory import load_model
+from rlpipe.estimate.parameters import model_parameters
+from rlpipe.estimate.run_estimate import plan
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"

@@ -34,8 +34,8 @@ def _plan(config: Config) -> Check:
     """Host memory of the planner's actor, engines and optimizer against what is free here."""
     import psutil
 
-    from rlpipe.commands.plan.memory import load_model, plan_memory
     from rlpipe.config.cluster import ClusterConfig
+    from rlpipe.estimate.memory import load_model, plan_memory
 
     name = "memory for the run"
     here = {"kind": "local", "node": {"memory_gigabytes": psutil.virtual_memory().total / 1e9}}

@@ -28,15 +28,9 @@ def cluster_names() -> list[str]:
     return sorted(path.stem for path in CLUSTERS_FOLDER.glob("*.yaml"))
 
 
-def needed_gpus(config: Config) -> int:
-    """GPUs that the run reserves: the actor's, and the engines' unless they share them."""
-    engines = config.rollout.engines * config.rollout.engine.tensor_parallel
-    return config.actor.processes + (0 if config.ray.colocate else engines)
-
-
 def check_gpus(config: Config, cluster: ClusterConfig, name: str) -> None:
     """Raises ResourceError when the run reserves more GPUs than the cluster has; a CPU cluster takes any run."""
-    needed = needed_gpus(config)
+    needed = config.needed_gpus
     if cluster.gpus and needed > cluster.gpus:
         raise ResourceError(
             f"the run needs {needed} GPUs ({config.actor.processes} for the actor, {config.rollout.engines} engines of "

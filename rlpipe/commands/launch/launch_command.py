@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpipe.commands.launch.clusters import PROJECT, check_gpus, load_cluster, needed_gpus
+from rlpipe.commands.launch.clusters import PROJECT, check_gpus, load_cluster
 from rlpipe.commands.launch.kubernetes import manifest
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
@@ -155,4 +155,4 @@ def _size(config: Config, cluster: ClusterConfig) -> str:
     nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
     if not cluster.gpus:
         return f"{nodes} without GPUs"
-    return f"{nodes} x {cluster.node.gpus} GPUs, of which the run uses {needed_gpus(config)}"
+    return f"{nodes} x {cluster.node.gpus} GPUs, of which the run uses {config.needed_gpus}"

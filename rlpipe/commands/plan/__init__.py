@@ -1,1 +1,1 @@
-"""What a run will take: memory of a GPU by part, host memory, disk, seconds of each phase. Nothing is started."""
+"""`rlpipe plan`: the estimate of a run as text."""

@@ -1,81 +1,27 @@
 """`rlpipe plan CONFIG --cluster NAME`: the plan as text, what does not fit, and the nearest setting that does."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlpipe.commands.launch.clusters import load_cluster, needed_gpus
-from rlpipe.commands.plan.memory import Memory, Model, load_model, plan_memory
-from rlpipe.commands.plan.nearest import nearest_setting
-from rlpipe.commands.plan.seconds import Lengths, plan_seconds
+from rlpipe.commands.launch.clusters import load_cluster
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
-from rlpipe.config.root import Config
+from rlpipe.estimate.memory import Model, load_model
+from rlpipe.estimate.nearest import nearest_setting
+from rlpipe.estimate.run_estimate import Plan, in_units, plan
 from rlpipe.shared.errors import ConfigError
-
-_GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
-_HOST_SHARE = 0.95
-
-
-@dataclass(frozen=True)
-class Need:
-    """One thing that has a limit, in bytes or a count. `have` is None where the cluster file does not say."""
-
-    name: str
-    parts: Mapping[str, int]
-    have: int | None
-
-    @property
-    def total(self) -> int:
-        return sum(self.parts.values())
-
-    @property
-    def fits(self) -> bool:
-        return self.have is None or self.total <= self.have
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All needs of a run on a cluster, and the seconds of an iteration."""
-
-    config: Config
-    cluster: ClusterConfig
-    model: Model
-    memory: Memory
-    needs: tuple[Need, ...]
-    seconds: Mapping[str, float]
-
-    @property
-    def problems(self) -> list[str]:
-        """One sentence for each thing that does not fit."""
-        problems = [
-            f"{need.name}: {_size(need.total)} needed, {_size(need.have or 0)} there"
-            for need in self.needs
-            if not need.fits
-        ]
-        if self.cluster.gpus and needed_gpus(self.config) > self.cluster.gpus:
-            problems.append(f"GPUs: {needed_gpus(self.config)} needed, {self.cluster.gpus} there")
-        if self.memory.engine.concurrency < 1:
-            problems.append("engine: no room for a single request of the longest kind beside the weights")
-        return problems
-
-
-def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None = None) -> Plan:
-    """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None."""
-    memory = plan_memory(config, model, cluster)
-    lengths = Lengths(
-        prompt_tokens=config.data.max_prompt_tokens,
-        response_tokens=response_tokens or config.longest_training_response_tokens,
-        samples=config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt,
-    )
-    seconds = plan_seconds(config, model, cluster, memory, lengths)
-    return Plan(config, cluster, model, memory, _needs(config, cluster, memory), seconds)
 
 
 def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_tokens: int | None = None) -> str:
     """What the command prints. Raises ConfigError, ModelError."""
     cluster = load_cluster(cluster_name)
     config = load_config(path, overrides)
+    limit = config.longest_training_response_tokens
+    if config.rollout.sampling.ignore_eos and response_tokens not in (None, limit):
+        raise ConfigError(
+            f"--response-tokens is {response_tokens}, but rollout.sampling.ignore_eos lets every response meet its "
+            f"limit of {limit} tokens: leave it out"
+        )
     model = load_model(config.model.path)
     planned = plan(config, model, cluster, response_tokens)
     lines = [_title(planned, cluster_name), *_memory_lines(planned), *_second_lines(planned, response_tokens)]
@@ -98,38 +44,6 @@ def _advice(path: Path, overrides: Sequence[str], cluster: ClusterConfig, model:
     return f"Nearest setting that fits: {' '.join(settings)}"
 
 
-def _needs(config: Config, cluster: ClusterConfig, memory: Memory) -> tuple[Need, ...]:
-    host = Need("host memory of a node", memory.host, int(cluster.node.memory_gigabytes * 1e9 * _HOST_SHARE))
-    disk_bytes = None if cluster.node.disk_gigabytes is None else int(cluster.node.disk_gigabytes * 1e9)
-    disk = Need("disk", memory.disk, disk_bytes)
-    if not cluster.gpus:
-        actor = Need("actor process", memory.actor, None)
-        return (actor, Need("engine", memory.engine.parts, None), host, disk)
-    have = int(cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
-    if not config.ray.colocate:
-        return (Need("actor GPU", memory.actor, have), Need("engine GPU", memory.engine.parts, have), host, disk)
-    if config.ray.shares_memory(gpus=True):
-        return (*_turns(memory, have), host, disk)
-    return (Need("GPU of actor and engine", _both(memory.actor, memory.engine.parts), have), host, disk)
-
-
-def _turns(memory: Memory, have: int) -> Iterator[Need]:
-    """What is on a shared GPU at the three times when most is there."""
-    actor, engine = memory.actor, memory.engine.parts
-    stays = {name: actor[name] for name in ("CUDA and NCCL", "weight sync")}
-    graphs = {"graphs and workspace": engine["graphs and workspace"]}
-    yield Need("GPU while the actor works", _both(actor, graphs), have)
-    weights = {"parameters": actor["parameters"]}, {"parameters": engine["parameters"]}
-    yield Need("GPU while weights pass", _both(weights[0] | stays, weights[1] | graphs), have)
-    yield Need("GPU while the engine works", _both(stays, engine), have)
-
-
-def _both(actor: Mapping[str, int], engine: Mapping[str, int]) -> dict[str, int]:
-    return {f"actor {name}": size for name, size in actor.items()} | {
-        f"engine {name}": size for name, size in engine.items()
-    }
-
-
 def _title(planned: Plan, cluster_name: str) -> str:
     cluster = planned.cluster
     hardware = f"{cluster.nodes} x {cluster.node.gpus} GPUs of {cluster.node.gpu_memory_gigabytes:g} GB"
@@ -144,9 +58,9 @@ def _memory_lines(planned: Plan) -> list[str]:
     for need in planned.needs:
         if not need.parts:
             continue
-        limit = f" of {_size(need.have)}" if need.have is not None else ""
-        lines += ["", f"{need.name}: {_size(need.total)}{limit}"]
-        lines += [f"  {name:<28} {_size(size):>10}" for name, size in need.parts.items()]
+        limit = f" of {in_units(need.have)}" if need.have is not None else ""
+        lines += ["", f"{need.name}: {in_units(need.total)}{limit}"]
+        lines += [f"  {name:<28} {in_units(size):>10}" for name, size in need.parts.items()]
     engine = planned.memory.engine
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
     longest = planned.config.longest_sequence_tokens
@@ -163,7 +77,3 @@ def _second_lines(planned: Plan, response_tokens: int | None) -> list[str]:
     lines = ["", f"seconds of an iteration, with responses of {assumed:,} tokens:"]
     lines += [f"  {phase:<28} {value:>10,.1f}" for phase, value in planned.seconds.items()]
     return [*lines, f"  {'step':<28} {sum(planned.seconds.values()):>10,.1f}"]
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

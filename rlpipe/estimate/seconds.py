@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlpipe.commands.plan.memory import Memory, Model
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
+from rlpipe.estimate.memory import Memory, Model
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops

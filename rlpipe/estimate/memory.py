@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpipe.commands.plan.activations import kept_bytes, recomputed_bytes
-from rlpipe.commands.plan.parameters import model_parameters, stage_parameters
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
+from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
+from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
 from rlpipe.model.hf_config import MODELS_FOLDER, find_config, load_model_shape

@@ -1,0 +1,303 @@
+"""Whole iterations of `rlpipe train` at true size, beside what `rlpipe plan` says of each part.
+
+The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random weights; responses have a forced length.
+
+    python benchmarks/whole_step.py                                    one GPU, responses of 2,048 and of 8,192 tokens
+    python benchmarks/whole_step.py --gpus 2 --tensor 2 --sequence --kl
+    python benchmarks/whole_step.py --table --gpus 2 --expert 2        guard x Gated DeltaNet kernel, one row each
+    python benchmarks/whole_step.py --tiny --vocabulary 320 --response-tokens 16 --prompts 2 --samples 2      a CPU
+
+What has finished is written to --json after every iteration, so a run that is cut off leaves it.
+"""
+
+import argparse
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from random_policy import save_random_policy
+from whole_step_setup import PROJECT, Case, Setup, planned_figures
+
+from rlpipe.estimate.present_cluster import present_cluster
+from rlpipe.shared.host_memory import used_bytes
+
+GUARDS = ("off", "selective", "every_call")
+_POLL_SECONDS = 0.5
+_END_SECONDS = 60.0
+_LOG_LINES = 20
+_PHASES = (
+    *("step", "rollout", "reward", "sleep_wake", "ref_logprob", "old_logprob", "advantage", "pack", "forward"),
+    *("backward", "optimizer", "exchange", "train_other", "weight_sync", "tracking", "unaccounted"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a run's table: a metric and the planned figure beside it, what both are multiplied with, their form."""
+
+    title: str
+    metric: str
+    planned: str = ""
+    scale: float = 1.0
+    form: str = ",.2f"
+
+
+ROWS = [
+    *(Row(f"{phase} s", f"time/{phase}_seconds", phase) for phase in _PHASES),
+    Row("forward + backward s", "forward_backward", "forward_backward"),
+    Row("rollout tokens/s", "perf/rollout_tokens_per_second", "rollout_tokens_per_second", form=",.0f"),
+    Row("rollout tokens/s/GPU", "perf/rollout_tokens_per_gpu_per_second", form=",.0f"),
+    Row("tokens of a response", "rollout/response_tokens_mean", form=",.0f"),
+    Row("actor tokens/s", "perf/actor_tokens_per_second", form=",.0f"),
+    Row("actor TFLOP/s/GPU, whole phase", "perf/actor_train_tflops_per_gpu", form=",.1f"),
+    Row("actor MFU, whole phase %", "perf/actor_train_mfu", scale=100, form=",.1f"),
+    Row("exposed optimizer % of it", "perf/optimizer_exposed_share", scale=100, form=",.1f"),
+    Row("ref log-prob TFLOP/s/GPU", "perf/ref_logprob_tflops_per_gpu", form=",.1f"),
+    Row("weight sync GB/s", "weight_sync/gigabytes_per_second", form=",.1f"),
+    Row("compile s", "perf/jit_seconds"),
+    Row("compiles", "perf/jit_compiles", form=",.0f"),
+    Row("GPU peak, engine works GB", "memory/engine_gpu_peak_bytes", "engine_gpu_bytes", 1e-9, ",.1f"),
+    Row("GPU peak, actor works GB", "memory/actor_gpu_peak_bytes", "actor_gpu_bytes", 1e-9, ",.1f"),
+    Row("actor's tensors at peak GB", "memory/actor_gpu_allocated_peak_bytes", "actor_tensor_bytes", 1e-9, ",.1f"),
+    Row("host GB, less before the run", "host_used_by_run", "host_bytes", 1e-9, ",.1f"),
+    Row("host peak of actor GB", "memory/actor_host_peak_bytes", scale=1e-9, form=",.1f"),
+    Row("host peak of engines GB", "memory/engine_host_peak_bytes", scale=1e-9, form=",.1f"),
+    Row("packs", "pack/packs_count", form=",.0f"),
+    Row("pack fill %", "pack/fill_share", scale=100, form=",.1f"),
+    Row("|SGLang - Megatron| mean", "mismatch/logprob_abs_mean", form=".4f"),
+    Row("start to first token s", "perf/start_to_first_token_seconds", form=",.1f"),
+]
+
+# Of the seed's table: guard and kernel down, these across.
+COLUMNS = [
+    Row("rollout tok/GPU/s", "perf/rollout_tokens_per_gpu_per_second", form=",.0f"),
+    Row("ref log-prob s", "time/ref_logprob_seconds"),
+    Row("actor train s", "perf/actor_train_seconds"),
+    Row("train s", "perf/train_seconds"),
+    Row("tokens/s", "perf/actor_tokens_per_second", form=",.0f"),
+    Row("TFLOP/s/GPU", "perf/actor_train_tflops_per_gpu", form=",.1f"),
+    Row("step s", "time/step_seconds"),
+]
+
+
+@dataclass
+class Run:
+    """One command `rlpipe train`: what was planned for it, and its metrics so far.
+
+    caches: whether compilers found anything of earlier runs when it began.
+    """
+
+    case: Case
+    layers: int
+    parameters: int
+    caches: str
+    planned: dict[str, float]
+    host_before_bytes: int
+    ended: str = "running"
+    iterations: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        case = self.case
+        return (
+            f"{case.response_tokens:,} tokens, guard {case.guard}, gdn {case.gdn}, caches {self.caches}: "
+            f"{self.layers} layers, {self.parameters / 1e9:.2f} B; {self.ended}"
+        )
+
+
+class Deadline:
+    """When everything has to end: after a limit, or at once when this process is told to."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._end = time.monotonic() + limit_seconds
+        self.reason = "out of time"
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: self._stop(number))
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() > self._end
+
+    def _stop(self, number: int) -> None:
+        self._end, self.reason = 0.0, f"stopped by signal {number}"
+
+
+def main() -> None:
+    options = arguments()
+    deadline = Deadline(options.limit_seconds)
+    runs: list[Run] = []
+    with work_folder(options.folder) as folder:
+        for run in prepared_runs(options, folder):
+            runs.append(run)
+            follow(run, folder, deadline, lambda: write(options, runs))
+            write(options, runs)
+            print("\n".join(run_lines(run)), flush=True)
+            if deadline.passed:
+                break
+    if len(runs) > 1:
+        print("\n".join(table_lines(runs)), flush=True)
+    if not any(run.iterations for run in runs):
+        sys.exit("no iteration was finished; see the lines above")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--layers", default="auto", help="first layers of the shape, or auto: as many as `plan` says fit")
+    add("--vocabulary", type=int, default=32_768)
+    add("--tiny", action="store_true", help="small widths and float32, for a CPU")
+    add("--prompts", type=int, default=16)
+    add("--samples", type=int, default=8)
+    add("--response-tokens", default="2048,8192", help="forced lengths, one run each")
+    add("--iterations", type=int, default=3)
+    add("--gpus", type=int, default=0, help="0: all that are visible; on a CPU, processes of the actor")
+    add("--tensor", type=int, default=1)
+    add("--sequence", action="store_true", help="sequence parallelism")
+    add("--context", type=int, default=1)
+    add("--expert", type=int, default=1)
+    add("--engine-tensor", type=int, default=1, help="GPUs of an engine")
+    add("--kl", action="store_true", help="a KL term, and so a reference pass")
+    add("--guard", default="off", help=f"guard of collectives, one run each: {', '.join(GUARDS)}")
+    add("--gdn", default="", help="kernels of Gated DeltaNet, one run each: fla, flashqla, torch")
+    add("--table", action="store_true", help="every guard with every kernel")
+    add("--limit-seconds", type=float, default=3600.0, help="all runs together; what has not finished is stopped")
+    add("--json", type=Path, default=Path("whole_step.json"))
+    add("--folder", type=Path, default=None, help="policy, runs and logs stay there; a temporary one when left out")
+    add("settings", nargs="*", metavar="KEY=VALUE", help="further settings of the configuration")
+    options = parser.parse_args()
+    options.here = present_cluster()
+    on_gpu = options.here.gpus > 0
+    options.gpus = options.gpus or max(1, options.here.gpus)
+    kernels = options.gdn or (("fla,flashqla" if options.table else "fla") if on_gpu else "torch")
+    options.gdn = kernels.split(",")
+    options.guard = list(GUARDS) if options.table else options.guard.split(",")
+    options.response_tokens = [int(length) for length in options.response_tokens.split(",")]
+    if unknown := set(options.guard) - set(GUARDS):
+        parser.error(f"--guard {', '.join(sorted(unknown))}: use {', '.join(GUARDS)}")
+    if on_gpu and options.gpus > options.here.gpus:
+        parser.error(f"--gpus {options.gpus}: there are {options.here.gpus}")
+    return options
+
+
+@contextmanager
+def work_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.absolute()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def prepared_runs(options: argparse.Namespace, folder: Path) -> Iterator[Run]:
+    """Each with its plan, just before it begins. The policy is made before the first."""
+    gpus = min(options.gpus, options.here.gpus)
+    cluster = options.here.model_copy(update={"node": options.here.node.model_copy(update={"gpus": gpus})})
+    setup = Setup(options, folder, cluster)
+    cases = [Case(*parts) for parts in itertools.product(options.response_tokens, options.guard, options.gdn)]
+    layers = setup.most_layers(cases) if options.layers == "auto" else int(options.layers)
+    begin = time.monotonic()
+    policy = save_random_policy(setup.shape(layers), folder / "policy", setup.dtype)
+    print(f"policy of {layers} layers written in {time.monotonic() - begin:.0f} s", flush=True)
+    setup.write_prompts()
+    for case in cases:
+        estimate = setup.plan(setup.write_configuration(case, policy))
+        for problem in estimate.problems:
+            print(f"plan: {case.name} does not fit: {problem}", flush=True)
+        caches = cache_state(estimate.config.jit.cache_directory)
+        yield Run(case, layers, estimate.model.parameters, caches, planned_figures(estimate), used_bytes())
+
+
+def cache_state(directory: str | None) -> str:
+    """Whether compilers find anything of earlier runs."""
+    root = Path(directory or "~/.cache/rlpipe/jit").expanduser()
+    return "warm" if root.is_dir() and any(root.iterdir()) else "cold"
+
+
+def follow(run: Run, folder: Path, deadline: Deadline, on_row: Callable[[], None]) -> None:
+    """Run it and take its rows as they are written; at the deadline it is stopped as Ctrl-C would."""
+    command = [sys.executable, "-m", "rlpipe", "train", str(folder / f"{run.case.name}.yaml"), "--overwrite"]
+    log = folder / f"{run.case.name}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None and not deadline.passed:
+                time.sleep(_POLL_SECONDS)
+                if take_rows(run, folder):
+                    on_row()
+            cut = process.poll() is None
+            process.terminate()
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"{run.case.name} did not end within {_END_SECONDS:g} seconds and was killed", flush=True)
+        finally:
+            process.kill()
+    take_rows(run, folder)
+    if cut:
+        run.ended = deadline.reason
+    else:
+        run.ended = "finished" if process.returncode == 0 else f"failed with exit code {process.returncode}"
+    if run.ended != "finished":
+        print("\n".join(["", f"last lines of {log}:", *log.read_text().splitlines()[-_LOG_LINES:]]), flush=True)
+
+
+def take_rows(run: Run, folder: Path) -> bool:
+    """Whether there are new ones. Iteration 0 is the evaluation before training, and there is none."""
+    metrics = folder / run.case.name / "metrics.jsonl"
+    if not metrics.exists():
+        return False
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    before, run.iterations = len(run.iterations), [derived(row, run) for row in rows if row["iteration"] > 0]
+    return len(run.iterations) > before
+
+
+def derived(row: dict[str, float], run: Run) -> dict[str, float]:
+    """With the figures that are made of others."""
+    used = row["memory/host_used_bytes"] - run.host_before_bytes
+    passes = row["time/forward_seconds"] + row["time/backward_seconds"]
+    return row | {"forward_backward": passes, "host_used_by_run": used}
+
+
+def write(options: argparse.Namespace, runs: list[Run]) -> None:
+    shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    shown["here"] = options.here.model_dump(mode="json")
+    whole: dict[str, Any] = {"options": shown, "runs": [asdict(run) for run in runs]}
+    options.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def run_lines(run: Run) -> list[str]:
+    """The run's table: quantities down, `plan` and iterations across. What neither has is left out."""
+    lines = ["", run.title, f"{'':32}{'plan':>12}" + "".join(f"{int(row['iteration']):>12}" for row in run.iterations)]
+    for row in ROWS:
+        values = [run.planned.get(row.planned), *(iteration.get(row.metric) for iteration in run.iterations)]
+        if any(values):
+            lines.append(f"{row.title:32}" + "".join(_cell(value, row, 12) for value in values))
+    return lines
+
+
+def table_lines(runs: list[Run]) -> list[str]:
+    """One row for each run: means over its iterations after the first, which compiles."""
+    lines = ["", f"{'tokens':>8} {'guard':12}{'gdn':10}" + "".join(f"{column.title:>19}" for column in COLUMNS)]
+    for run in runs:
+        later = run.iterations[1:] or run.iterations
+        cells = (_cell(fmean(row[column.metric] for row in later) if later else None, column, 19) for column in COLUMNS)
+        lines.append(f"{run.case.response_tokens:>8,} {run.case.guard:12}{run.case.gdn:10}" + "".join(cells))
+    return lines
+
+
+def _cell(value: float | None, row: Row, width: int) -> str:
+    return " " * width if value is None else f"{value * row.scale:>{width}{row.form}}"
+
+
+if __name__ == "__main__":
+    main()

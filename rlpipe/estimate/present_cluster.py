@@ -1,0 +1,70 @@
+"""This machine as a cluster file would describe it, for decisions that depend on what is there."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig
+from rlpipe.config.load import load_section
+
+PROJECT = Path(__file__).resolve().parents[2]
+_NODES_FOLDER = PROJECT / "configs" / "clusters" / "nodes"
+_LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class _KnownNode(ClusterConfig):
+    """A file in configs/clusters/nodes, which leaves out how jobs get there."""
+
+    kind: Literal["local"] = "local"
+
+
+def present_cluster() -> ClusterConfig:
+    """GPUs that this process may see, its cores and memory; bandwidths of the file in configs/clusters/nodes that names
+    the same GPU, or careful defaults."""
+    gpus = visible_gpus()
+    node: dict[str, Any] = {
+        "gpus": len(gpus),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gigabytes": host_memory_bytes() / 1e9,
+    }
+    network = NetworkConfig()
+    if gpus:
+        name, size_bytes = gpus[0]
+        node |= {"gpu": name, "gpu_memory_gigabytes": size_bytes / 1e9}
+        known = _known_node(name)
+        if known is not None:
+            speed = known.node.gpu_memory_gigabytes_per_second
+            node |= {"gpu_memory_gigabytes_per_second": speed}
+            network = known.network
+    return ClusterConfig(kind="local", node=NodeConfig.model_validate(node), network=network)
+
+
+def visible_gpus() -> list[tuple[str, int]]:
+    """Name and memory in bytes of each GPU, as nvidia-smi tells them without taking memory on any."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run([*query, *([f"--id={visible}"] if visible else [])], capture_output=True, text=True)
+    except FileNotFoundError:
+        return []
+    rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
+    return [(name.strip(), int(mebibytes) * 2**20) for name, mebibytes in rows]
+
+
+def host_memory_bytes() -> int:
+    """What processes here may use: the machine's memory, or the limit of the container."""
+    limits = [Path(file).read_text().strip() for file in _LIMIT_FILES if Path(file).exists()]
+    return min([psutil.virtual_memory().total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def _known_node(gpu: str) -> ClusterConfig | None:
+    for file in sorted(_NODES_FOLDER.glob("*.yaml")):
+        known = load_section(_KnownNode, file)
+        if known.node.gpu == gpu:
+            return known
+    return None

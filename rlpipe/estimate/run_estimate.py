@@ -1,0 +1,104 @@
+"""Whether a run fits a cluster: all that has a limit, and the seconds of an iteration."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.root import Config
+from rlpipe.estimate.memory import Memory, Model, plan_memory
+from rlpipe.estimate.seconds import Lengths, plan_seconds
+
+_GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
+_HOST_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that has a limit, in bytes or a count. `have` is None where the cluster file does not say."""
+
+    name: str
+    parts: Mapping[str, int]
+    have: int | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.have is None or self.total <= self.have
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All needs of a run on a cluster, and the seconds of an iteration."""
+
+    config: Config
+    cluster: ClusterConfig
+    model: Model
+    memory: Memory
+    needs: tuple[Need, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence for each thing that does not fit."""
+        problems = [
+            f"{need.name}: {in_units(need.total)} needed, {in_units(need.have or 0)} there"
+            for need in self.needs
+            if not need.fits
+        ]
+        if self.cluster.gpus and self.config.needed_gpus > self.cluster.gpus:
+            problems.append(f"GPUs: {self.config.needed_gpus} needed, {self.cluster.gpus} there")
+        if self.memory.engine.concurrency < 1:
+            problems.append("engine: no room for a single request of the longest kind beside the weights")
+        return problems
+
+
+def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None = None) -> Plan:
+    """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None."""
+    memory = plan_memory(config, model, cluster)
+    lengths = Lengths(
+        prompt_tokens=config.data.max_prompt_tokens,
+        response_tokens=response_tokens or config.longest_training_response_tokens,
+        samples=config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt,
+    )
+    seconds = plan_seconds(config, model, cluster, memory, lengths)
+    return Plan(config, cluster, model, memory, _needs(config, cluster, memory), seconds)
+
+
+def _needs(config: Config, cluster: ClusterConfig, memory: Memory) -> tuple[Need, ...]:
+    host = Need("host memory of a node", memory.host, int(cluster.node.memory_gigabytes * 1e9 * _HOST_SHARE))
+    disk_bytes = None if cluster.node.disk_gigabytes is None else int(cluster.node.disk_gigabytes * 1e9)
+    disk = Need("disk", memory.disk, disk_bytes)
+    if not cluster.gpus:
+        actor = Need("actor process", memory.actor, None)
+        return (actor, Need("engine", memory.engine.parts, None), host, disk)
+    have = int(cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
+    if not config.ray.colocate:
+        return (Need("actor GPU", memory.actor, have), Need("engine GPU", memory.engine.parts, have), host, disk)
+    if config.ray.shares_memory(gpus=True):
+        return (*_turns(memory, have), host, disk)
+    return (Need("GPU of actor and engine", _both(memory.actor, memory.engine.parts), have), host, disk)
+
+
+def _turns(memory: Memory, have: int) -> Iterator[Need]:
+    """What is on a shared GPU at the three times when most is there."""
+    actor, engine = memory.actor, memory.engine.parts
+    stays = {name: actor[name] for name in ("CUDA and NCCL", "weight sync")}
+    graphs = {"graphs and workspace": engine["graphs and workspace"]}
+    yield Need("GPU while the actor works", _both(actor, graphs), have)
+    weights = {"parameters": actor["parameters"]}, {"parameters": engine["parameters"]}
+    yield Need("GPU while weights pass", _both(weights[0] | stays, weights[1] | graphs), have)
+    yield Need("GPU while the engine works", _both(stays, engine), have)
+
+
+def _both(actor: Mapping[str, int], engine: Mapping[str, int]) -> dict[str, int]:
+    return {f"actor {name}": size for name, size in actor.items()} | {
+        f"engine {name}": size for name, size in engine.items()
+    }
+
+
+def in_units(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
