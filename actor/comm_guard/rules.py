@@ -4,11 +4,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from actor.collectives.operations import OPERATIONS, SIZE_CLASSES
 from rlpipe.config.base import Section
+from rlpipe.config.strict_yaml import StrictYamlError, dump_yaml, load_yaml
 from rlpipe.shared.errors import ConfigError
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
@@ -105,11 +105,11 @@ class Policy(Section):
 def load_policy(path: Path = DEFAULT_RULES) -> Policy:
     """Raises ConfigError naming the file and what is wrong in it."""
     try:
-        return Policy.model_validate(yaml.safe_load(path.read_text()))
+        return Policy.model_validate(load_yaml(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path}: the policy cannot be read ({error.strerror}); give the path of a policy") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except (StrictYamlError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the policy cannot be read: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -118,7 +118,7 @@ def load_policy(path: Path = DEFAULT_RULES) -> Policy:
 
 def save_policy(policy: Policy, path: Path) -> None:
     tree = policy.model_dump(exclude_none=True, exclude_defaults=False)
-    path.write_text(yaml.safe_dump(tree, sort_keys=False, width=120, allow_unicode=True))
+    path.write_text(dump_yaml(tree))
 
 
 def policy_table(policy: Policy) -> str:

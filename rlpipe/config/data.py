@@ -1,23 +1,29 @@
 """Where prompts come from."""
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlpipe.config.base import Section
+from rlpipe.config.base import Name, Section, Template, template_fields
+
+_ROWS = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 
 
 class DatasetConfig(Section):
     """One source of prompts with labels."""
 
-    name: str
-    """Name of the data set in metrics, sample ids and reports."""
+    name: Name
+    """Name of the data set in metrics, sample ids and reports; a training set and an evaluation set may share one."""
 
     path: str
     """A .jsonl, .json or .parquet file, a folder of such files, or the name of a data set on the hub."""
 
     split: str = "train"
-    """Split, when `path` names a hub data set or a folder that has splits. Slices as in `train[:100]` are allowed."""
+    """Split of a hub data set (`train[:100]` is allowed there), or of a folder: its files `train.jsonl`,
+    `train-*.parquet`. A folder whose files are not named after splits is read whole."""
 
     rows: str | None = None
     """Slice of the rows kept, `start:stop`, after loading; either side may be empty."""
@@ -31,11 +37,29 @@ class DatasetConfig(Section):
     apply_chat_template: bool = True
     """Render the prompt with the tokenizer's chat template (a text prompt becomes one user message)."""
 
-    prompt_template: str | None = None
-    """Python format string with `{prompt}`, applied to a text prompt before the chat template."""
+    prompt_template: Template | None = None
+    """Format string with `{prompt}`, applied to a text prompt before the chat template."""
+
+    allow_special_tokens: bool = False
+    """Let text of special tokens in rows (`<|im_end|>`) become those tokens, for prompts that were rendered before.
+    Otherwise it stays text, and rows that hold some are counted (`data/special_text_rows`)."""
 
     reward: str | None = None
     """Grader for this data set; the one of the `reward` section when empty."""
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _the_template_holds_the_prompt(cls, template: str | None) -> str | None:
+        if template is not None and set(template_fields(template)) != {"prompt"}:
+            raise ValueError(f"{template[:100]!r} must name {{prompt}}, and no other column")
+        return template
+
+    @field_validator("rows")
+    @classmethod
+    def _rows_are_a_slice(cls, rows: str | None) -> str | None:
+        if rows is not None and not _ROWS.fullmatch(rows):
+            raise ValueError(f"{rows[:40]!r} must be start:stop, for instance 0:100")
+        return rows
 
 
 class SamplingOverrides(Section):
@@ -102,6 +126,12 @@ class DataConfig(Section):
     skip_bad_rows: bool = False
     """Count and skip rows that are malformed or lack a column; otherwise the first is an error with file and line."""
 
+    @field_validator("train")
+    @classmethod
+    def _names_are_different(cls, train: list[TrainingDatasetConfig]) -> list[TrainingDatasetConfig]:
+        _refuse_equal_names(train)
+        return train
+
 
 class EvalConfig(Section):
     """Held-out evaluation."""
@@ -126,6 +156,15 @@ class EvalConfig(Section):
 
     max_response_tokens: int | None = Field(None, ge=1)
     """Token limit of an answer; the one of `rollout` when empty."""
+
+    allow_training_rows: bool = False
+    """Let evaluation sets share rows with training sets, to see how well those are learned; otherwise refused."""
+
+    @field_validator("datasets")
+    @classmethod
+    def _names_are_different(cls, datasets: list[EvalDatasetConfig]) -> list[EvalDatasetConfig]:
+        _refuse_equal_names(datasets)
+        return datasets
 
     def samples_of(self, dataset: EvalDatasetConfig) -> int:
         """Answers per problem of `dataset`."""
@@ -152,3 +191,9 @@ class EvalConfig(Section):
                     "set temperature above 0 or samples_per_prompt to 1"
                 )
         return self
+
+
+def _refuse_equal_names(datasets: Sequence[DatasetConfig]) -> None:
+    name, times = Counter(dataset.name for dataset in datasets).most_common(1)[0] if datasets else ("", 0)
+    if times > 1:
+        raise ValueError(f"{times} data sets have the name {name!r}, and could not be told apart: rename all but one")

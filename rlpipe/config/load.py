@@ -13,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from rlpipe.config.root import Config
+from rlpipe.config.strict_yaml import StrictYamlError, load_yaml, unusable_values
 from rlpipe.shared.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_REFERENCE_DEPTH = 10
+_MAX_RESOLVED_CHARACTERS = 2**20
+_MAX_FILES = 100
+_SHOWN_PROBLEMS = 5
+_SHOWN_CHARACTERS = 100
 Root = TypeVar("Root", bound=BaseModel)
 
 
@@ -29,16 +33,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with one sentence that names the file, the key and the fix.
     """
-    tree = _read_with_bases(Path(path), ())
+    tree = _Files().read(Path(path))
     for override in overrides:
         tree = _overridden(tree, override)
-    return validate(_resolve(tree, tree), str(path))
+    return validate(_References(tree, Config).resolve(tree), str(path))
 
 
 def load_section(root: type[Root], path: Path) -> Root:
     """Read a file that holds another kind of configuration than a run's, with bases and references too."""
-    tree = _read_with_bases(path, ())
-    return _validated(root, _resolve(tree, tree, root), str(path))
+    tree = _Files().read(path)
+    return _validated(root, _References(tree, root).resolve(tree), str(path))
 
 
 def validate(tree: Mapping[str, Any], source: str) -> Config:
@@ -47,11 +51,14 @@ def validate(tree: Mapping[str, Any], source: str) -> Config:
 
 
 def _validated(root: type[Root], tree: Mapping[str, Any], source: str) -> Root:
+    for key, problem in unusable_values(tree):
+        raise ConfigError(f"{source}: {key}: {problem}; correct it")
     try:
         return root.model_validate(dict(tree))
     except ValidationError as error:
         sentences = [_sentence(detail, root) for detail in error.errors()]
-        raise ConfigError(f"{source}: " + "; ".join(sentences)) from None
+        more = f"; and {len(sentences) - _SHOWN_PROBLEMS} more" if len(sentences) > _SHOWN_PROBLEMS else ""
+        raise ConfigError(f"{source}: " + "; ".join(sentences[:_SHOWN_PROBLEMS]) + more) from None
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,35 +70,43 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_with_bases(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in parents:
-        raise ConfigError(f"{path}: `base` leads back to the file itself; remove one of the references")
-    tree = _read_yaml(path)
-    bases = tree.pop("base", [])
-    if isinstance(bases, str):
-        bases = [bases]
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"{path}: `base` is {bases!r} but must be a file name or a list of them")
-    merged: dict[str, Any] = {}
-    for base in bases:
-        merged = merge(merged, _read_with_bases(path.parent / base, (*parents, path.resolve())))
-    return merge(merged, tree)
+class _Files:
+    """Reads a file with its bases, and counts files: bases of bases can be more than anyone would wait for."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def read(self, path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
+        tree = _read_yaml(path)
+        own = path.resolve()
+        if own in parents:
+            raise ConfigError(f"{path}: `base` leads back to the file itself; remove one of the references")
+        self._count += 1
+        if self._count > _MAX_FILES:
+            raise ConfigError(f"{path}: `base` leads to more than {_MAX_FILES} files; remove some")
+        bases = tree.pop("base", [])
+        if isinstance(bases, str):
+            bases = [bases]
+        if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+            raise ConfigError(f"{path}: `base` is {_short(bases)} but must be a file name or a list of them")
+        merged: dict[str, Any] = {}
+        for base in bases:
+            merged = merge(merged, self.read(path.parent / base, (*parents, own)))
+        return merge(merged, tree)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    except (OSError, ValueError) as error:  # a ValueError is text that is not UTF-8, or a path with NUL
+        raise ConfigError(f"{_short(str(path))}: cannot be read as text: {error}") from None
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+        tree = load_yaml(text)
+    except StrictYamlError as error:
+        where = ":".join(str(part) for part in (path, error.line, error.column) if part is not None)
+        raise ConfigError(f"{where}: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
@@ -104,17 +119,17 @@ def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+        raise ConfigError(f"override {_short(override)} is not of the form key.sub=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML; quote it") from None
+        value = load_yaml(text)
+    except StrictYamlError as error:
+        raise ConfigError(f"override {_short(override)}: {error}; quote the value if it is text") from None
     below: Any = tree
     for depth, part in enumerate(parts):
-        if isinstance(below, list) and not (part.isdecimal() and int(part) < len(below)):
+        if isinstance(below, list) and not (part.isdecimal() and len(part) < 10 and int(part) < len(below)):
             raise ConfigError(
-                f"override {override!r}: {'.'.join(parts[:depth])} is a list of {len(below)}, without element "
-                f"{part!r}; give a number from 0 to {len(below) - 1}, or the whole list"
+                f"override {_short(override)}: {'.'.join(parts[:depth])} is a list of {len(below)}, without element "
+                f"{_short(part)}; give a number from 0 to {len(below) - 1}, or the whole list"
             )
         below = _child(below, part)
     result: dict[str, Any] = _laid_on(tree, parts, value)
@@ -137,30 +152,48 @@ def _child(below: Any, part: str) -> Any:
     return below.get(part) if isinstance(below, Mapping) else None
 
 
-def _resolve(value: Any, tree: Mapping[str, Any], root: type[BaseModel] = Config, depth: int = 0) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _resolve(item, tree, root, depth) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_resolve(item, tree, root, depth) for item in value]
-    if isinstance(value, str) and _REFERENCE.search(value):
-        if depth == _MAX_REFERENCE_DEPTH:
-            raise ConfigError(f"{value!r}: references go round in a circle")
-        whole = _REFERENCE.fullmatch(value)
-        if whole:
-            return _resolve(_look_up(whole[1], tree, root), tree, root, depth + 1)
-        filled = _REFERENCE.sub(lambda match: str(_look_up(match[1], tree, root)), value)
-        return _resolve(filled, tree, root, depth + 1)
-    return value
+class _References:
+    """Replaces `${dotted.key}` by the value of that key; one that no file sets has its default of `root`."""
 
+    def __init__(self, tree: Mapping[str, Any], root: type[BaseModel]) -> None:
+        self._tree = tree
+        self._root = root
+        self._left = _MAX_RESOLVED_CHARACTERS
 
-def _look_up(dotted: str, tree: Mapping[str, Any], root: type[BaseModel]) -> Any:
-    """The value of a key; a key that no file sets has its default from the configuration classes."""
-    value: Any = tree
-    for part in dotted.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return _default(dotted, root)
-        value = value[part]
-    return value
+    def resolve(self, value: Any, depth: int = 0) -> Any:
+        if depth:
+            self._left -= 1 + (len(value) if isinstance(value, str) else 0)
+        if self._left < 0:
+            raise ConfigError(f"references expand to more than {_MAX_RESOLVED_CHARACTERS:,} characters; remove some")
+        if isinstance(value, Mapping):
+            return {key: self.resolve(item, depth) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.resolve(item, depth) for item in value]
+        if isinstance(value, str) and _REFERENCE.search(value):
+            if depth == _MAX_REFERENCE_DEPTH:
+                raise ConfigError(f"{_short(value)}: references go round in a circle")
+            whole = _REFERENCE.fullmatch(value)
+            if whole:
+                return self.resolve(self._look_up(whole[1]), depth + 1)
+            return self.resolve(_REFERENCE.sub(self._as_text, value), depth + 1)
+        return value
+
+    def _as_text(self, match: re.Match[str]) -> str:
+        found = self._look_up(match[1])
+        if isinstance(found, str | int | float) and not isinstance(found, bool):
+            return str(found)
+        raise ConfigError(f"{match[0]} is {_short(found)}, which cannot stand inside a text; give a text or a number")
+
+    def _look_up(self, dotted: str) -> Any:
+        value: Any = self._tree
+        for part in dotted.split("."):
+            if isinstance(value, list) and part.isdecimal() and len(part) < 10 and int(part) < len(value):
+                value = value[int(part)]
+            elif isinstance(value, Mapping) and part in value:
+                value = value[part]
+            else:
+                return _default(dotted, self._root)
+        return value
 
 
 def _default(dotted: str, root: type[BaseModel]) -> Any:
@@ -171,7 +204,8 @@ def _default(dotted: str, root: type[BaseModel]) -> Any:
     field = section.model_fields.get(last) if section else None
     if field is None or field.is_required():
         raise ConfigError(f"${{{dotted}}}: no such key, or it has no value; set it or correct the reference")
-    return field.get_default(call_default_factory=True)
+    value = field.get_default(call_default_factory=True)
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
 def _sentence(detail: Mapping[str, Any], root: type[BaseModel]) -> str:
@@ -184,7 +218,13 @@ def _sentence(detail: Mapping[str, Any], root: type[BaseModel]) -> str:
     if detail["type"] == "value_error":
         message = str(detail["ctx"]["error"])
         return message if not key or message.startswith(key) else f"{key}: {message}"
-    return f"{key}: {detail['msg'][0].lower()}{detail['msg'][1:]}, but it is {detail['input']!r}"
+    return f"{key}: {detail['msg'][0].lower()}{detail['msg'][1:]}, but it is {_short(detail['input'])}"
+
+
+def _short(value: Any) -> str:
+    """The value as Python writes it, cut where it is long: it stands in a sentence."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _suggestion(location: Sequence[str | int], root: type[BaseModel]) -> str:

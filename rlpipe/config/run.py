@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
-from rlpipe.config.base import Section
+from rlpipe.config.base import Name, Section
 
 
 class WeightSyncConfig(Section):
@@ -42,12 +42,6 @@ class TrackersConfig(Section):
 
     tensorboard: bool = False
     """Write TensorBoard event files into the run folder."""
-
-    @field_validator("wandb", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        """YAML reads a bare `off` as false."""
-        return "off" if value is False else value
 
 
 class DeadlinesConfig(Section):
@@ -103,8 +97,8 @@ class RayConfig(Section):
 class RunConfig(Section):
     """Name and length of the run."""
 
-    name: str
-    """Name of the run; its folder is `directory/name`."""
+    name: Name
+    """Name of the run; its folder is `directory/name`. Letters, digits and `_ - . + @ =`, at most 128 bytes."""
 
     directory: str = "runs"
     """Folder of all runs."""

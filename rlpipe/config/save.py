@@ -3,9 +3,8 @@
 import re
 from typing import Any
 
-import yaml
-
 from rlpipe.config.root import Config
+from rlpipe.config.strict_yaml import dump_yaml
 
 _SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential|authorization|private_?key", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(\w+://)[^/@\s]+@")
@@ -17,7 +16,7 @@ def resolved_yaml(config: Config) -> str:
 
     Values under keys that name a secret, and user names in URLs, are replaced by `<hidden>`.
     """
-    return yaml.safe_dump(_hide_secrets(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
+    return dump_yaml(_hide_secrets(config.model_dump(mode="json")))
 
 
 def _hide_secrets(value: Any, key: str = "") -> Any:

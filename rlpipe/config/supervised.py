@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlpipe.config.base import Section
+from rlpipe.config.base import Section, Template
 
 
 class SupervisedConfig(Section):
@@ -13,8 +13,8 @@ class SupervisedConfig(Section):
     sequences_per_step: int = Field(64, ge=1)
     """Sequences of one optimizer step."""
 
-    response_template: str = "{label}"
-    """Python format string that makes the answer from the columns of a row."""
+    response_template: Template = "{label}"
+    """Format string that makes the answer: names of columns in braces."""
 
     conversations: bool = False
     """The prompt column holds whole conversations (a list of messages); the assistant's turns are trained."""
@@ -44,5 +44,5 @@ class WarmStartConfig(Section):
     warmup_steps: int = Field(10, ge=0)
     """Steps of linear warm-up."""
 
-    response_template: str = "{label}"
-    """Python format string that makes the answer from the columns of a row."""
+    response_template: Template = "{label}"
+    """Format string that makes the answer: names of columns in braces."""

@@ -136,7 +136,7 @@ def _as_overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             overrides += _as_overrides(value, f"{prefix}{key}.")
         else:
-            text = value if isinstance(value, str) and _PATH.fullmatch(value) else json.dumps(value)
+            text = value if isinstance(value, str) and _PATH.fullmatch(value) else json.dumps(value, ensure_ascii=False)
             overrides.append(f"{prefix}{key}={text}")
     return overrides
 
