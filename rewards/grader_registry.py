@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.named_function import call_problem, named_function
 from rlpipe.shared.sample import Reward, Sample, Status
 
 Grader = Callable[..., Reward | float]
@@ -96,20 +96,19 @@ def find_grader(name: str) -> Grader:
 def check_grader(name: str, options: Mapping[str, object]) -> None:
     """Raise ConfigError unless the grader exists and takes `(response, label, **options)`."""
     grader = find_grader(name)
-    signature = inspect.signature(grader)
     facts = dict.fromkeys(_wanted_facts(grader))
-    try:
-        signature.bind("", "", **{**facts, **options})
-    except TypeError as error:
+    if problem := call_problem(grader, "", "", **{**facts, **options}):
         raise ConfigError(
-            f"grader {name!r} with options {dict(options)!r}: {error}; its signature is {signature}, and it is called "
-            "with (response, label, **options)"
-        ) from None
+            f"grader {name!r} with options {dict(options)!r}: {problem}; it is called with (response, label, **options)"
+        )
     if name in _OPTION_CHECKS:
         named_function(name, _OPTION_CHECKS, "options of grader")(**options)
 
 
 @cache
 def _wanted_facts(grader: Grader) -> tuple[str, ...]:
-    parameters = inspect.signature(grader).parameters
+    try:
+        parameters = inspect.signature(grader).parameters
+    except ValueError:  # some functions of C have no signature; `check_grader` refuses them
+        return ()
     return tuple(fact for fact in FACTS if fact in parameters)

@@ -1,5 +1,6 @@
 """The command line. Commands import what they need when they run, so that `--help` is instant."""
 
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,19 @@ commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help
 app.add_typer(commguard, name="commguard")
 
 _INTERRUPTED = 130
+# What the operating system refuses for a reason that only the user can change.
+_FIXES = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there, or raise the quota",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EACCES: "correct its rights, or choose another place",
+    errno.EPERM: "correct its rights, or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter one",
+    errno.ENOTDIR: "correct the path",
+    errno.EISDIR: "correct the path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration.")]
 Overrides = Annotated[
@@ -258,13 +272,19 @@ def main() -> None:
 
 @contextmanager
 def one_sentence(debug: bool) -> Iterator[None]:
-    """MemorySharing what the user can fix into one sentence and exit code 2, and Ctrl-C into exit code 130."""
+    """Turn what the user can fix into one sentence and exit code 2, and Ctrl-C into exit code 130."""
     try:
         yield
     except RlpipeError as error:
         if debug:
             raise
         typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CODE) from None
+    except OSError as error:
+        if debug or error.errno not in _FIXES:
+            raise
+        where = str(error.filename)[:200] if error.filename else "a file"
+        typer.echo(f"error: {where}: {error.strerror}; {_FIXES[error.errno]}", err=True)
         raise typer.Exit(EXIT_CODE) from None
     except KeyboardInterrupt:
         typer.echo("interrupted; everything that was started is stopped", err=True)

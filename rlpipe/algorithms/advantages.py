@@ -1,6 +1,5 @@
 """Advantage functions: from scores and groups to one number per response. Chosen by name, numpy only."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.named_function import call_problem, named_function
 
 Scores = NDArray[np.float64]
 
@@ -67,10 +66,8 @@ def advantage_function(name: str) -> AdvantageFunction:
     exactly `(batch, config)`.
     """
     function: AdvantageFunction = named_function(name, _REGISTRY, "algorithm.advantage")
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(f"algorithm.advantage {name!r} is not a function of (batch, config): {error}") from None
+    if problem := call_problem(function, None, None):
+        raise ConfigError(f"algorithm.advantage {name!r} is not a function of (batch, config): {problem}")
     return function
 
 

@@ -20,6 +20,8 @@ def evaluate(config: Config) -> dict[str, float]:
     inputs = load_inputs(config)
     config = inputs.config
     console = Console(config.run.iterations, to_stderr=True)
+    for note in inputs.notes:
+        console.say(note)
     with ExitStack() as stack:
         grading = stack.enter_context(open_grading(config.reward))
         stack.enter_context(ray_cluster(config))

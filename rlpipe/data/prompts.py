@@ -1,11 +1,14 @@
 """From rows to tokenized prompts."""
 
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.row_checks import messages_problem
 from rlpipe.data.rows import Row, load_rows
+from rlpipe.data.special_text import SpecialText
 from rlpipe.model.hub import model_folder
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
@@ -19,11 +22,15 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts of one or several data sets, in file order, with what was left out."""
+    """Prompts of one or several data sets, in file order, with what was left out.
+
+    `special_text_rows`: rows that hold text of special tokens, which stays text.
+    """
 
     prompts: tuple[Prompt, ...]
     too_long: int
     rows_skipped: int
+    special_text_rows: int = 0
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
@@ -35,10 +42,9 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise ModelError(f"{path}: no tokenizer in this model folder; put one of {', '.join(_TOKENIZER_FILES)} there")
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0]
-        raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {first}") from None
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise many unrelated types for damaged files
+        raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {_first_line(error)}") from None
 
 
 def load_prompts(
@@ -48,43 +54,59 @@ def load_prompts(
     skip_bad_rows: bool,
 ) -> PromptSet:
     """Prompts of all `datasets`, concatenated. Raises DataError for a bad row or when nothing is short enough."""
+    special = SpecialText(tokenizer)
     prompts: list[Prompt] = []
-    too_long = skipped = 0
+    too_long = skipped = special_rows = 0
+    problem = ""
     for dataset in datasets:
         loaded = load_rows(dataset, skip_bad_rows)
         skipped += loaded.skipped
         for index, row in enumerate(loaded.rows):
-            prompt = _prompt(index, row, dataset, tokenizer)
+            try:
+                prompt = prompt_of_row(index, row, dataset, tokenizer, special)
+            except DataError as error:
+                if not skip_bad_rows:
+                    raise
+                problem = problem or str(error)
+                skipped += 1
+                continue
+            special_rows += not dataset.allow_special_tokens and special.found_in(row.values)
             if len(prompt.token_ids) > max_prompt_tokens:
                 too_long += 1
             else:
                 prompts.append(prompt)
     if not prompts:
         names = ", ".join(dataset.name for dataset in datasets)
+        if not too_long:
+            raise DataError(f"data sets {names}: no usable row is left; the first was skipped for: {problem}")
         raise DataError(
             f"data sets {names}: all {too_long} prompts are longer than data.max_prompt_tokens = {max_prompt_tokens}"
         )
-    return PromptSet(tuple(prompts), too_long, skipped)
+    return PromptSet(tuple(prompts), too_long, skipped, special_rows)
 
 
-def _prompt(index: int, row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase") -> Prompt:
-    text = _render(row, dataset, tokenizer)
-    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+def prompt_of_row(
+    index: int, row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText
+) -> Prompt:
+    """The prompt of one row that passed its checks. Raises DataError where it cannot be rendered."""
+    text = _render(row, dataset, tokenizer, special)
     columns = {name: value for name, value in row.values.items() if name not in (dataset.prompt_column,)}
     if dataset.reward:
         columns["reward"] = dataset.reward
     return Prompt(
         prompt_id=f"{dataset.name}/{index}",
-        text=text,
-        token_ids=tuple(token_ids),
+        text=special.shown(text),
+        token_ids=tuple(special.token_ids(text)),
         label=str(row.values[dataset.label_column]),
         dataset=dataset.name,
         metadata=columns,
     )
 
 
-def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText) -> str:
     prompt = row.values[dataset.prompt_column]
+    if not dataset.allow_special_tokens:
+        prompt = special.hidden(prompt, row.place)
     if isinstance(prompt, str) and dataset.prompt_template:
         prompt = _fill(dataset.prompt_template, {"prompt": prompt}, row.place)
     if not dataset.apply_chat_template:
@@ -92,31 +114,76 @@ def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBas
             raise DataError(f"{row.place}: the prompt is a list of messages; set apply_chat_template to true")
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else message_list(prompt, row.place)
+    return render_chat(messages, tokenizer, row.place, add_generation_prompt=True)
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: "PreTrainedTokenizerBase",
+    place: str,
+    add_generation_prompt: bool,
+) -> str:
+    """The messages as the tokenizer's chat template writes them.
+
+    Raises ModelError for a template that is missing or malformed; DataError, naming `place`, for messages that it
+    refuses or leaves out.
+    """
+    from jinja2 import TemplateSyntaxError
+
     if tokenizer.chat_template is None:
         raise ModelError(
-            f"{row.place}: the tokenizer {tokenizer.name_or_path} has no chat template; set "
-            "apply_chat_template to false"
+            f"{place}: the tokenizer {tokenizer.name_or_path} has no chat template; set apply_chat_template to false"
         )
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    turns = [dict(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except TemplateSyntaxError as error:
+        raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {_first_line(error)}") from None
+    except Exception as error:  # a template is a program of someone else, and may raise anything
+        raise DataError(
+            f"{place}: the chat template of {tokenizer.name_or_path} fails on this row: {_first_line(error)}"
+        ) from None
+    for message in messages:
+        if message["role"] != "assistant" and message["content"].strip() not in text:
+            raise DataError(
+                f"{place}: the chat template of {tokenizer.name_or_path} leaves out a message of role "
+                f"{message['role']!r}; change the row or the template"
+            )
+    return str(text)
 
 
 def message_list(prompt: Any, place: str) -> list[dict[str, str]]:
     """`prompt` itself if it is a list of chat messages; DataError naming `place` otherwise."""
-    well_formed = isinstance(prompt, list) and all(
-        isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt
-    )
-    if not well_formed:
-        raise DataError(f"{place}: a prompt must be text or a list of messages with `role` and `content`")
+    if problem := messages_problem(prompt):
+        raise DataError(f"{place}: the prompt {problem}")
     return prompt
+
+
+class _Columns(string.Formatter):
+    """Puts in text and numbers as they are; nothing else has one way to be written."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(
+                f"a column holds {'null' if value is None else type(value).__name__}, not text or a number"
+            )
+        return str(value)
 
 
 def _fill(template: str, values: Mapping[str, Any], place: str) -> str:
     try:
-        return template.format(**values)
-    except (KeyError, IndexError, ValueError) as error:
+        return _Columns().vformat(template, (), values)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise DataError(f"{place}: the template {template!r} cannot be filled: {error!r}") from None
 
 
-def fill_from_row(template: str, prompt: Prompt) -> str:
-    """`template` with the columns of the prompt's row."""
-    return _fill(template, {"label": prompt.label, **prompt.metadata}, prompt.prompt_id)
+def fill_from_row(template: str, prompt: Prompt, special: SpecialText | None = None) -> str:
+    """`template` with the columns of the prompt's row; with `special`, their text of special tokens is hidden."""
+    values = {"label": prompt.label, **prompt.metadata}
+    if special is not None:
+        values = special.hidden(values, prompt.prompt_id)
+    return _fill(template, values, prompt.prompt_id)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,15 +1,18 @@
 """Rows of a data set, each with its place, so that an error can name file and line."""
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlpipe.config.data import DatasetConfig
-from rlpipe.shared.errors import ConfigError, DataError
+from rlpipe.data.row_checks import MAX_ROW_BYTES, row_problem
+from rlpipe.shared.errors import DataError
+from rlpipe.shared.strict_json import StrictJsonError, parse_json
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+_SPLIT_FILE = re.compile(r"(train|training|test|testing|val|valid|validation|dev|eval|evaluation)(?=$|[-_.\d])")
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,24 @@ class Rows:
     skipped: int
 
 
-def load_rows(dataset: DatasetConfig, skip_bad_rows: bool) -> Rows:
+@dataclass(frozen=True)
+class Malformed:
+    """What stands in the place of a row that cannot be parsed."""
+
+    problem: str
+
+
+def load_rows(dataset: DatasetConfig, skip_bad_rows: bool, with_label: bool = True) -> Rows:
     """Rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, or a hub data set.
 
-    A row that is not a JSON object or lacks the prompt or label column is a DataError that names its place, or is
-    skipped and counted with `skip_bad_rows`. `dataset.rows` cuts before that.
+    A row that `row_problem` objects to is a DataError that names its place, or is skipped and counted with
+    `skip_bad_rows`. `dataset.rows` cuts before that.
     """
-    places = _read(dataset)
-    selected = list(places)[_parse_slice(dataset)]
+    selected = list(_read(dataset))[_parse_slice(dataset)]
     kept = []
     skipped = 0
     for place, values in selected:
-        problem = _problem(values, dataset)
+        problem = values.problem if isinstance(values, Malformed) else row_problem(values, dataset, with_label)
         if problem is None:
             kept.append(Row(place, values))
         elif skip_bad_rows:
@@ -53,22 +62,43 @@ def load_rows(dataset: DatasetConfig, skip_bad_rows: bool) -> Rows:
 
 def _read(dataset: DatasetConfig) -> Iterator[tuple[str, Any]]:
     path = Path(dataset.path)
-    if path.is_file():
-        return _read_file(path)
-    if path.is_dir():
-        files = sorted(
-            file for file in path.iterdir() if file.suffix in _SUFFIXES and file.stem.startswith(dataset.split)
+    try:
+        if path.is_dir():
+            yield from (row for file in _files_of_split(path, dataset.split) for row in _read_file(file))
+        elif path.exists():
+            if dataset.split != "train":
+                raise DataError(f"{path}: split {dataset.split!r} says nothing about a single file; remove it")
+            yield from _read_file(path)
+        elif path.suffix in _SUFFIXES or path.is_absolute() or dataset.path.startswith("."):
+            raise DataError(f"{path}: no such file (data set {dataset.name!r}); correct its `path`")
+        else:
+            yield from _read_hub(dataset)
+    except OSError as error:
+        shown = dataset.path if len(dataset.path) < 200 else f"{dataset.path[:200]}..."
+        raise DataError(f"{shown}: cannot be read ({error.strerror or error}); correct `path` or its rights") from None
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """Files named after `split`; all of them where none is named after any split."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if not files:
+        raise DataError(f"{folder}: the folder holds no .jsonl, .json or .parquet file")
+    own = re.compile(rf"{re.escape(split)}(?=$|[-_.\d])")
+    chosen = [file for file in files if own.match(file.stem)]
+    if chosen:
+        return chosen
+    named = sorted({match[0] for file in files if (match := _SPLIT_FILE.match(file.stem))})
+    if named or split != "train":
+        raise DataError(
+            f"{folder}: no file of split {split!r}; the folder holds {', '.join(file.name for file in files[:6])}: set "
+            "`split` to the beginning of a file's name, or `path` to a file; `rows` cuts"
         )
-        files = files or sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
-        if not files:
-            raise DataError(f"{path}: the folder holds no .jsonl, .json or .parquet file")
-        return (row for file in files for row in _read_file(file))
-    if path.suffix in _SUFFIXES or path.is_absolute() or dataset.path.startswith("."):
-        raise DataError(f"{path}: no such file (data set {dataset.name!r}); correct its `path`")
-    return _read_hub(dataset)
+    return files
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: is not a regular file; move it elsewhere, or correct `path`")
     if path.suffix == ".jsonl":
         return _read_json_lines(path)
     if path.suffix == ".json":
@@ -81,23 +111,29 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(MAX_ROW_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield f"{path}:{number}", _parse_json(line)
+            place = f"{path}:{number}"
+            if len(line) > MAX_ROW_BYTES:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_ROW_BYTES)
+                yield place, Malformed(f"the row has more than {MAX_ROW_BYTES:,} bytes")
+            elif line.strip():
+                yield place, _parsed(line)
 
 
-def _parse_json(text: str) -> Any:
+def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        return error
+        return parse_json(line)
+    except StrictJsonError as error:
+        return Malformed(str(error))
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
-    values = _parse_json(path.read_text(encoding="utf-8", errors="replace"))
-    if isinstance(values, json.JSONDecodeError):
-        raise DataError(f"{path}:{values.lineno}: not valid JSON: {values.msg}")
+    values = _parsed(path.read_bytes())
+    if isinstance(values, Malformed):
+        raise DataError(f"{path}: {values.problem}; correct the file")
     if not isinstance(values, list):
         raise DataError(f"{path}: holds {type(values).__name__}; a list of objects is needed")
     yield from ((f"{path}[{index}]", value) for index, value in enumerate(values))
@@ -105,48 +141,30 @@ def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     from datasets import Dataset
-    from pyarrow import ArrowException
 
     try:
-        table = Dataset.from_parquet(str(path), keep_in_memory=True)
-    except (ArrowException, ValueError, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {error}") from None
-    yield from ((f"{path}[{index}]", value) for index, value in enumerate(table))
+        rows = list(Dataset.from_parquet(str(path), keep_in_memory=True))
+    except Exception as error:  # pyarrow and datasets raise many unrelated types for damaged files
+        raise DataError(f"{path}: not a readable parquet file: {_first_line(error)}") from None
+    yield from ((f"{path}[{index}]", value) for index, value in enumerate(rows))
 
 
 def _read_hub(dataset: DatasetConfig) -> Iterator[tuple[str, Any]]:
     from datasets import load_dataset
 
     try:
-        table = load_dataset(dataset.path, split=dataset.split)
-    except (ValueError, OSError) as error:
-        first = str(error).splitlines()[0]
-        raise DataError(f"data set {dataset.path!r}: no such file, and the hub could not give it: {first}") from None
-    yield from ((f"{dataset.path}/{dataset.split}[{index}]", value) for index, value in enumerate(table))
+        rows = list(load_dataset(dataset.path, split=dataset.split))
+    except Exception as error:  # as many types as there are ways to store, to find and to fetch a data set
+        raise DataError(
+            f"data set {dataset.path[:200]!r}: no such file, and the hub could not give it: {_first_line(error)}"
+        ) from None
+    yield from ((f"{dataset.path}/{dataset.split}[{index}]", value) for index, value in enumerate(rows))
 
 
-def _problem(values: Any, dataset: DatasetConfig) -> str | None:
-    if isinstance(values, json.JSONDecodeError):
-        return f"not valid JSON: {values.msg} at column {values.colno}"
-    if not isinstance(values, Mapping):
-        return f"a JSON object is needed, but this is {type(values).__name__}"
-    for role, column in (("prompt", dataset.prompt_column), ("label", dataset.label_column)):
-        if values.get(column) in (None, "", []):
-            return (
-                f"column {column!r} (data set {dataset.name!r}, {role}) is missing or empty; columns: {sorted(values)}"
-            )
-    return None
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _parse_slice(dataset: DatasetConfig) -> slice:
-    if dataset.rows is None:
-        return slice(None)
-    start, colon, stop = dataset.rows.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return slice(int(start) if start else None, int(stop) if stop else None)
-    except ValueError:
-        raise ConfigError(
-            f"data set {dataset.name!r}: rows is {dataset.rows!r} but must be start:stop, for instance 0:100"
-        ) from None
+    start, _, stop = (dataset.rows or ":").partition(":")
+    return slice(int(start) if start else None, int(stop) if stop else None)

@@ -1,10 +1,9 @@
 """Which finished groups are trained. Chosen by name, or your own."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.named_function import call_problem, named_function
 from rlpipe.shared.sample import Sample, Status
 
 GroupFilter = Callable[[Sequence[Sample]], str | None]
@@ -41,8 +40,6 @@ def drop_reason(samples: Sequence[Sample], filters: Sequence[GroupFilter]) -> st
 
 def _group_filter(name: str) -> GroupFilter:
     function: GroupFilter = named_function(name, FILTERS, "rollout.filters")
-    try:
-        inspect.signature(function).bind(())
-    except TypeError as error:
-        raise ConfigError(f"rollout.filters {name!r} is not a function of a group's samples: {error}") from None
+    if problem := call_problem(function, ()):
+        raise ConfigError(f"rollout.filters {name!r} is not a function of a group's samples: {problem}")
     return function

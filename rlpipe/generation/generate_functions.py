@@ -8,7 +8,7 @@ from rlpipe.config.rollout import GenerateConfig
 from rlpipe.generation.calculator import calculator
 from rlpipe.generation.conversation import Conversation
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.named_function import call_problem, named_function
 
 GenerateFunction = Callable[[Conversation], Awaitable[None]]
 
@@ -31,11 +31,9 @@ def generate_function(settings: GenerateConfig) -> GenerateFunction:
     function = named_function(settings.function, FUNCTIONS, "rollout.generate.function")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"rollout.generate.function '{settings.function}' is not an `async def` function")
-    try:
-        inspect.signature(function).bind(None, **settings.options)
-    except TypeError as error:
+    if problem := call_problem(function, None, **settings.options):
         raise ConfigError(
             f"rollout.generate.function '{settings.function}' does not take (conversation, **options) with the options "
-            f"{sorted(settings.options)}: {error}"
-        ) from None
+            f"{sorted(settings.options)}: {problem}"
+        )
     return partial(function, **settings.options)

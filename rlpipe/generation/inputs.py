@@ -1,6 +1,6 @@
 """What a run reads before it starts anything: model folder, tokenizer, prompts, graders."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from rewards.chooser import GraderChooser
 from rlpipe.config.root import Config
 from rlpipe.data import PromptSet, load_prompts
-from rlpipe.data.prompts import load_tokenizer
+from rlpipe.data.prompts import fill_from_row, load_tokenizer
 from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.generation.generate_functions import GenerateFunction, generate_function
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder, pinned
 from rlpipe.prepare import prepare
-from rlpipe.shared.errors import ModelError
+from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked inputs. `config`: with the commits of models of the hub; `made`: folders that were made from the seed."""
+    """Checked inputs.
+
+    `config`: with the commits of models of the hub; `made`: folders that were made from the seed; `notes`: what the user
+    should know of the rows.
+    """
 
     config: Config
     made: tuple[Path, ...]
     tokenizer: "PreTrainedTokenizerBase"
     training: PromptSet
     evaluation: Mapping[str, tuple[Prompt, ...]]
+    notes: tuple[str, ...]
     chooser: GraderChooser
     generate: GenerateFunction
     filters: tuple[GroupFilter, ...]
@@ -44,6 +49,7 @@ class Inputs:
             f"{rollout.prompts_per_iteration} x {rollout.samples_per_prompt} samples from "
             f"{len(self.training.prompts)} training prompts ({self.training.too_long} too long, "
             f"{self.training.rows_skipped} bad rows skipped); evaluation prompts: {held_out}"
+            + "".join(f"\n{note}" for note in self.notes)
         )
 
 
@@ -57,16 +63,24 @@ def load_inputs(config: Config) -> Inputs:
     data = config.data
     training = load_prompts(data.train, tokenizer, data.max_prompt_tokens, data.skip_bad_rows)
     evaluation = {
-        dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows).prompts
+        dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows)
         for dataset in config.eval.datasets
     }
+    chooser = GraderChooser(config.reward, [*data.train, *config.eval.datasets])
+    for prompts in (training, *evaluation.values()):
+        for prompt in prompts.prompts:
+            chooser.choose(prompt)
+    if config.warm_start:
+        for prompt in training.prompts:
+            fill_from_row(config.warm_start.response_template, prompt)
     return Inputs(
         config=config,
         made=made,
         tokenizer=tokenizer,
         training=training,
-        evaluation=evaluation,
-        chooser=GraderChooser(config.reward, [*data.train, *config.eval.datasets]),
+        evaluation={name: prompts.prompts for name, prompts in evaluation.items()},
+        notes=tuple(_notes(config, training, evaluation)),
+        chooser=chooser,
         generate=generate_function(config.rollout.generate),
         filters=group_filters(config.rollout.filters),
     )
@@ -77,6 +91,34 @@ def with_pinned_models(config: Config) -> Config:
     reference = config.model.reference_path
     paths = {"path": pinned(config.model.path), "reference_path": pinned(reference) if reference else None}
     return config.model_copy(update={"model": config.model.model_copy(update=paths)})
+
+
+def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptSet]) -> Iterator[str]:
+    """A sentence for each thing about the rows that the numbers of the run would not show.
+
+    Raises DataError for an evaluation set that is part of the training data.
+    """
+    for name, prompts in (("the training data", training), *evaluation.items()):
+        if prompts.special_text_rows:
+            yield (
+                f"{name}: {prompts.special_text_rows} rows hold text of special tokens, which stays text "
+                "(allow_special_tokens makes tokens of it)"
+            )
+        if prompts is not training and (prompts.too_long or prompts.rows_skipped):
+            yield (
+                f"evaluation set {name}: {prompts.too_long} prompts are too long and {prompts.rows_skipped} rows are "
+                "malformed; they are left out"
+            )
+    trained = {prompt.text for prompt in training.prompts}
+    for name, prompts in evaluation.items():
+        shared = sum(prompt.text in trained for prompt in prompts.prompts)
+        if shared == len(prompts.prompts) and not config.eval.allow_training_rows:
+            raise DataError(
+                f"evaluation set {name!r}: all its {shared} prompts are training prompts too, so it would not tell "
+                "what was learned; give other rows, or set eval.allow_training_rows to true"
+            )
+        if shared:
+            yield f"evaluation set {name}: {shared} of {len(prompts.prompts)} prompts are training prompts too"
 
 
 def _check_model_folder(config: Config) -> None:

@@ -212,6 +212,7 @@ _DECLARED = [
     Metric("data/epoch", "count", "epoch of the training prompts"),
     Metric("data/prompts_too_long", "count", "prompts left out because of their length, all data sets"),
     Metric("data/rows_skipped", "count", "malformed rows skipped, all data sets"),
+    Metric("data/special_text_rows", "count", "rows that hold text of special tokens, which stays text"),
     Metric("eval/{dataset}/accuracy", "share", "share of held-out problems answered correctly"),
     Metric("eval/{dataset}/grading_failures_count", "count", "answers whose grading timed out or failed"),
     Metric("eval/{dataset}/reward_mean", "none", "mean score on held-out problems"),

@@ -11,6 +11,7 @@ from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.supervised import WarmStartConfig
+from rlpipe.data.special_text import SpecialText
 from rlpipe.generation.inputs import Inputs
 from rlpipe.monitoring.console import Console
 from rlpipe.supervised.examples import answer_sequence
@@ -49,9 +50,14 @@ def warm_start(inputs: Inputs, settings: WarmStartConfig, actor: "ActorGroup", c
 def _batches(inputs: Inputs, settings: WarmStartConfig) -> Iterator[list[TrainingSequence]]:
     prompts = inputs.training.prompts
     generator = random.Random(f"warm start {inputs.config.seed}")
+    special = SpecialText(inputs.tokenizer)
+    hides = {data.name: None if data.allow_special_tokens else special for data in inputs.config.data.train}
     while True:
         chosen = generator.sample(prompts, min(settings.sequences_per_step, len(prompts)))
-        yield [answer_sequence(prompt, settings.response_template, inputs.tokenizer) for prompt in chosen]
+        yield [
+            answer_sequence(prompt, settings.response_template, inputs.tokenizer, hides[prompt.dataset])
+            for prompt in chosen
+        ]
 
 
 def _optimizer(settings: WarmStartConfig) -> OptimizerConfig:

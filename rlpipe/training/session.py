@@ -86,6 +86,7 @@ class Session:
             "data/epoch": float(self.rollouts.prompts.state.epoch),
             "data/prompts_too_long": float(self.prompt_set.too_long),
             "data/rows_skipped": float(self.prompt_set.rows_skipped),
+            "data/special_text_rows": float(self.prompt_set.special_text_rows),
         }
 
 
@@ -101,6 +102,8 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     config = inputs.config
     for made in inputs.made:
         console.say(f"made {made}")
+    for note in inputs.notes:
+        console.say(note)
     directory = open_run_directory(config, resume, overwrite)
     checkpoint = checkpoint_to_resume(directory, resume)
     config = _with_saved_reference(config, directory)

@@ -61,6 +61,7 @@ class SupervisedSession:
             "data/epoch": float(self.stream.state.epoch),
             "data/prompts_too_long": float(self.examples.too_long),
             "data/rows_skipped": float(self.examples.rows_skipped),
+            "data/special_text_rows": float(self.examples.special_text_rows),
         }
 
 
@@ -104,6 +105,8 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
         prepare(config)
         config = with_pinned_models(config)
         examples = load_examples(config, settings, load_tokenizer(config.model.path))
+    for note in examples.notes:
+        console.say(note)
     directory = open_run_directory(config, resume, overwrite)
     checkpoint = checkpoint_to_resume(directory, resume)
     with ExitStack() as stack:

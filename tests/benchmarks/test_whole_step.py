@@ -13,9 +13,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 SECONDS = 600
-TINY = (
-    "--tiny --vocabulary 320 --response-tokens 12 --prompts 2 --samples 2 --iterations 500 --kl"
-)
+TINY = "--tiny --vocabulary 320 --response-tokens 12 --prompts 2 --samples 2 --iterations 500 --kl"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Bad input ends with one clear sentence and exit code 2, without a traceback, before anything is started."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,30 @@ _CASES = {
         lambda f: (f / "good.yaml", [f"model.path={f}", "prepare.policy=null"]),
         "no config.json in this model",
     ),
+    "evaluation on training rows": (
+        lambda f: (f / "good.yaml", [f"eval.datasets=[{{name: e, path: {f / 'train.jsonl'}, rows: '0:3'}}]"]),
+        "evaluation set 'e': all its 3 prompts are training prompts too",
+    ),
+    "a row without its answer": (
+        lambda f: (f / "good.yaml", ["warm_start={steps: 1, response_template: '{solution}'}"]),
+        "the template '{solution}' cannot be filled",
+    ),
+    "a row that names an unknown grader": (
+        lambda f: (f / "good.yaml", ["reward.column=label"]),
+        "column 'label' names the grader '1'",
+    ),
+    "a name that is a path": (
+        lambda f: (f / "good.yaml", ["run.name=../../x", "--overwrite"]),
+        "run.name: the name is",
+    ),
+    "a path that is too long": (
+        lambda f: (f / "good.yaml", [f"model.path={'m' * 300}", "prepare.policy=null"]),
+        "File name too long",
+    ),
+    "a grader's module with a syntax error": (
+        lambda f: (f / "good.yaml", [f"reward.name={_module(f, 'def f(:')}:f"]),
+        "failed with SyntaxError at line 1",
+    ),
     "unknown grader": (lambda f: (f / "good.yaml", ["reward.name=mathh"]), "mathh"),
     "nothing to resume": (lambda f: (f / "good.yaml", ["--resume"]), "no complete checkpoint to resume from"),
     "a run of that name": (
@@ -79,6 +104,12 @@ _CASES = {
         "ray: no cluster at 127.0.0.1:1",
     ),
 }
+
+
+def _module(folder: Path, text: str) -> str:
+    """Beside the forked process, whose folder is importable."""
+    sys.path.insert(0, str(folder))
+    return _write(folder, "broken_grader.py", text).stem
 
 
 def _a_run(folder: Path) -> str:

@@ -1,0 +1,69 @@
+"""Text of special tokens in rows: `<|im_end|>` in a user's text must not end the user's turn.
+
+Before the chat template sees a row, such text is replaced by a stand-in that no row can hold; when the rendered prompt
+is tokenized, the stand-in becomes the tokens of the text, while what the template wrote becomes special tokens.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlpipe.shared.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARK = "\U0010fffe"  # a code point that Unicode keeps free of meaning for ever
+_FIRST = 0xF0000
+_STAND_IN = re.compile(f"({_MARK}.)", re.DOTALL)
+
+
+class SpecialText:
+    """The special tokens of a tokenizer, as text."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special |= {str(token) for token in tokenizer.all_special_tokens}
+        self._tokens = sorted(filter(None, special), key=lambda token: (-len(token), token))
+        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
+
+    def found_in(self, value: Any) -> bool:
+        """Whether any text in `value`, a text or lists and mappings of them, holds a special token's."""
+        if isinstance(value, str):
+            return self._pattern.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(self.found_in(item) for item in value.values())
+        return isinstance(value, list) and any(self.found_in(item) for item in value)
+
+    def hidden(self, value: Any, place: str) -> Any:
+        """`value` with stand-ins. Raises DataError, naming `place`, for text that holds a stand-in's mark itself."""
+        if isinstance(value, str):
+            if _MARK in value:
+                raise DataError(f"{place}: the text holds U+10FFFE, which is not a character; remove it")
+            return self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), value)
+        if isinstance(value, Mapping):
+            return {key: self.hidden(item, place) for key, item in value.items()}
+        return [self.hidden(item, place) for item in value] if isinstance(value, list) else value
+
+    def shown(self, text: str) -> str:
+        """The text that stand-ins stand for."""
+        return _STAND_IN.sub(lambda found: self._tokens[ord(found[0][1]) - _FIRST], text)
+
+    def token_ids(self, text: str) -> list[int]:
+        """Tokens of a text with stand-ins: these become text, special tokens outside of them stay special."""
+        if _MARK not in text:
+            return self._encoded(text, split_special_tokens=False)
+        ids: list[int] = []
+        for piece in _STAND_IN.split(text):
+            ids += self._encoded(self.shown(piece), split_special_tokens=piece.startswith(_MARK)) if piece else []
+        return ids
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self._tokens)}
+
+    def _encoded(self, text: str, split_special_tokens: bool) -> list[int]:
+        options = {"split_special_tokens": True} if split_special_tokens else {}
+        return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
