@@ -33,7 +33,7 @@ class FaultConfig(Section):
 
     actor_restarts: int = Field(0, ge=0)
     """How often in all a lost actor (a process that died or hangs, a failed collective) is started again from the last
-    checkpoint, or from the run's beginning where there is none. Iterations after it are done again, on the same data."""
+    checkpoint, or from the run's beginning where there is none. Iterations after it are done again on the same data."""
 
     probe_seconds: float = Field(10.0, gt=0)
     """Processes that work for long are asked this often whether they are alive."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Inputs:
     """Checked inputs.
 
-    `config`: with the commits of models of the hub; `made`: folders that were made from the seed; `notes`: what the user
-    should know of the rows.
+    `config`: with the commits of models of the hub; `made`: folders that were made from the seed; `notes`: what the
+    user should know of the rows.
     """
 
     config: Config
