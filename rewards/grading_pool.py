@@ -6,19 +6,19 @@ middle of anything cannot block another. A grader that hangs, crashes or raises 
 """
 
 import logging
-import pickle
 import queue
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from rewards.grading_channel import ForgedAnswer, reward_from_json
 from rewards.grading_process import WorkerProcess
 from rewards.lane import RemoteLane
-from rlpipe.config.reward import RewardConfig
+from rlpipe.config.reward import GRADER_ENVIRONMENT, RewardConfig
 from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.sample import Reward
 
@@ -40,7 +40,7 @@ class Failures:
 class _Request:
     sample_id: str
     grader: str
-    message: bytes
+    arguments: tuple[Any, ...]
     future: "Future[Reward]"
 
 
@@ -48,7 +48,8 @@ class GradingPool:
     """Grades in `workers` processes. Use as a context manager; leaving it ends every process.
 
     `timeout_seconds` is the time limit of one response, `score_on_failure` the score of a response that met it or
-    whose grader failed, `memory_bytes` the address space of a worker. Starting does not block: the processes import
+    whose grader failed, `memory_bytes` the address space of a worker, `environment` the names (or patterns with `*`) of
+    the environment variables that graders see. Starting does not block: the processes import
     their libraries while the first responses are generated. Responses for the grader `remote` go to no process: up to
     `remote_connections` of them are out at a time, each within the deadline of its service.
     """
@@ -60,6 +61,7 @@ class GradingPool:
         score_on_failure: float = 0.0,
         memory_bytes: int = 4 * 2**30,
         remote_connections: int = 64,
+        environment: Sequence[str] = GRADER_ENVIRONMENT,
     ) -> None:
         self._lane: RemoteLane | None = None
         self._remote_connections = remote_connections
@@ -67,7 +69,14 @@ class GradingPool:
         self._closing = threading.Event()
         self._journal = _Journal(score_on_failure)
         self._owners = [
-            _Owner(number, self._requests, self._closing, self._journal, timeout_seconds, memory_bytes)
+            _Owner(
+                number,
+                self._requests,
+                self._closing,
+                self._journal,
+                timeout_seconds,
+                lambda: WorkerProcess(memory_bytes, environment),
+            )
             for number in range(workers)
         ]
         for owner in self._owners:
@@ -90,8 +99,8 @@ class GradingPool:
             raise RuntimeError("the grading pool is closed")
         if grader == _REMOTE:
             return self._submit_remote(sample_id, response, label, options or {}, facts or {})
-        message = pickle.dumps((grader, response, label, dict(options or {}), dict(facts or {})))
-        request = _Request(sample_id, grader, message, Future())
+        arguments = (grader, response, label, dict(options or {}), dict(facts or {}))
+        request = _Request(sample_id, grader, arguments, Future())
         self._requests.put(request)
         return request.future
 
@@ -187,14 +196,14 @@ class _Owner(threading.Thread):
         closing: threading.Event,
         journal: _Journal,
         timeout_seconds: float,
-        memory_bytes: int,
+        start: Callable[[], WorkerProcess],
     ) -> None:
         super().__init__(name=f"grading-{number}", daemon=True)
         self._requests = requests
         self._closing = closing
         self._journal = journal
         self._timeout_seconds = timeout_seconds
-        self._memory_bytes = memory_bytes
+        self._start = start
         self._worker: WorkerProcess | None = None
 
     def run(self) -> None:
@@ -222,38 +231,54 @@ class _Owner(threading.Thread):
         for _ in range(_START_ATTEMPTS):
             if self._worker is not None or self._closing.is_set():
                 return None
-            self._worker = WorkerProcess(self._memory_bytes)
+            self._worker = self._start()
             if self._closing.is_set():  # `interrupt` may have come too early to see this process
                 return None
             try:
-                self._worker.receive(_START_SECONDS)
-            except (TimeoutError, EOFError, OSError):
-                code = self._end_worker()
+                self._worker.wait_until_ready(_START_SECONDS)
+            except (TimeoutError, EOFError, OSError, ForgedAnswer):
+                printed, code = self._worker.printed(), self._end_worker()
         if self._worker is not None:
             return None
         return ResourceError(
-            f"a grading process ended before it was ready, {_START_ATTEMPTS} times (exit code {code}): see its "
-            "standard error, and raise reward.memory_bytes if it lacks memory"
+            f"a grading process ended before it was ready, {_START_ATTEMPTS} times (exit code {code}): raise "
+            f"reward.memory_bytes if it lacks memory, reward.environment if it lacks a variable; it printed {printed!r}"
         )
 
     def _grade(self, request: _Request) -> Reward:
-        if self._worker is None:  # interrupted while closing
-            return self._journal.error(request.sample_id, request.grader, "the pool was closed")
+        while True:
+            worker = self._worker
+            if worker is None:  # interrupted while closing
+                return self._journal.error(request.sample_id, request.grader, "the pool was closed")
+            used = worker.answered > 0
+            try:
+                answer = worker.ask(request.arguments, self._timeout_seconds)
+            except TimeoutError:
+                self._end_worker()
+                late = f"grading took longer than {self._timeout_seconds:g} seconds"
+                return self._journal.timeout(request.sample_id, request.grader, late)
+            except (EOFError, OSError, ForgedAnswer) as error:
+                forged, code = isinstance(error, ForgedAnswer), self._end_worker()
+                reason = "it wrote into its connection" if forged else _describe(code)
+                answer = {"error": f"the grading process died ({reason})"}
+            else:
+                if answer.get("worn") or worker.strays:
+                    self._end_worker()
+            # What an earlier response left in a used process may be why it failed: a fresh one has the last word.
+            lost = self._worker is None or str(answer.get("error", "")).startswith("MemoryError")
+            if used and lost and "error" in answer and not self._closing.is_set():
+                self._end_worker()
+                if self._ensure_worker() is None:
+                    continue
+            return self._verdict(request, answer)
+
+    def _verdict(self, request: _Request, answer: Mapping[str, Any]) -> Reward:
         try:
-            answer = self._worker.ask(request.message, self._timeout_seconds)
-        except TimeoutError:
-            self._end_worker()
-            return self._journal.timeout(
-                request.sample_id, request.grader, f"grading took longer than {self._timeout_seconds:g} seconds"
-            )
-        except (EOFError, OSError):
-            code = self._end_worker()
-            return self._journal.error(
-                request.sample_id, request.grader, f"the grading process died ({_describe(code)})"
-            )
-        if isinstance(answer, Reward):
-            return answer
-        return self._journal.error(request.sample_id, request.grader, f"the grader failed: {answer}")
+            if "reward" in answer:
+                return reward_from_json(answer["reward"])
+        except ForgedAnswer:
+            answer = {"error": "its answer has another form"}
+        return self._journal.error(request.sample_id, request.grader, f"the grader failed: {answer.get('error')}")
 
     def _end_worker(self) -> int:
         worker, self._worker = self._worker, None
@@ -272,4 +297,15 @@ def open_grading(settings: RewardConfig) -> GradingPool:
         score_on_failure=settings.score_on_failure,
         memory_bytes=settings.memory_bytes,
         remote_connections=settings.remote_connections,
+        environment=[*settings.environment, *_token_variables(settings)],
     )
+
+
+def _token_variables(settings: RewardConfig) -> Iterator[str]:
+    """Names that parts of a `weighted` grader take tokens from: these ask their service in the grading process."""
+    for options in (settings.options, *(grader.options for grader in settings.graders.values())):
+        parts = options.get("parts")
+        for part in parts if isinstance(parts, list) else ():
+            variable = part.get("options", {}).get("token_variable") if isinstance(part, Mapping) else None
+            if variable:
+                yield str(variable)

@@ -1,23 +1,25 @@
 """A grading process: `python -m rewards.grading_worker FD MEMORY_BYTES`, started and killed by `rewards.grading_pool`.
 
-It reads requests from the connection FD and answers each with a Reward, or with a sentence if the grader
-failed.
-It ends when the connection closes or its parent dies.
+It reads requests from the connection FD and answers each, under its number, with a Reward, or with a sentence if the
+grader failed. It ends when the connection closes or its parent dies.
 """
 
 import ctypes
 import importlib
+import os
+import pickle
 import resource
 import signal
 import sys
-from multiprocessing.connection import Connection
+import threading
+from typing import Any
 
 from rewards.grader_registry import call
-from rlpipe.shared.sample import Reward
+from rewards.grading_channel import WorkerChannel, reward_to_json
 
-READY = "ready"
 _PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR_CHARACTERS = 500
+_MOST_LEFT_OPEN = 32
 
 
 def main(descriptor: int, memory_bytes: int) -> None:
@@ -28,14 +30,15 @@ def main(descriptor: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Its import takes a second: paid here, in the background, and not within a response's time limit.
     importlib.import_module("rewards.answers.equivalence")
-    connection = Connection(descriptor)
-    connection.send(READY)
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:
-            return
-        connection.send(_answer(*request))
+    process, channel = os.getpid(), WorkerChannel(descriptor)
+    fresh = _held()
+    channel.send({"ready": True})
+    while (body := channel.receive()) is not None:
+        number, request = pickle.loads(body)
+        answer = _answer(*request)
+        if os.getpid() != process:
+            os._exit(0)  # a grader forked, and this is the copy: the answer is the other one's
+        channel.send({"id": number, "worn": _is_worn(fresh), **answer})
 
 
 def die_with_parent() -> None:
@@ -44,12 +47,33 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _answer(name: str, response: str, label: str, options: dict, facts: dict) -> Reward | str:
+def _answer(name: str, response: str, label: str, options: dict, facts: dict) -> dict[str, Any]:
     # Whatever a grader raises costs one sample: it is reported as text, because an exception may not unpickle.
     try:
-        return call(name, response, label, options, facts)
+        return {"reward": reward_to_json(call(name, response, label, options, facts))}
     except BaseException as error:
-        return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR_CHARACTERS]
+        return {"error": f"{type(error).__name__}: {_text(error)}"[:_LONGEST_ERROR_CHARACTERS]}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(an exception without text)"
+
+
+def _held() -> tuple[int, int, str]:
+    """Open descriptors, threads and folder: what a grader may leave behind for the next response."""
+    return len(os.listdir("/dev/fd")), threading.active_count(), os.getcwd()
+
+
+def _is_worn(fresh: tuple[int, int, str]) -> bool:
+    """Whether so much was left behind that the next response should get a fresh process."""
+    try:
+        descriptors, threads, folder = _held()
+    except OSError:
+        return True
+    return descriptors > fresh[0] + _MOST_LEFT_OPEN or threads > fresh[1] + _MOST_LEFT_OPEN or folder != fresh[2]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,26 @@ from pydantic import Field
 
 from rlpipe.config.base import Section
 
+GRADER_ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HOME",
+    "LANG",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHON*",
+    "RLPIPE_*",
+    "SSL_CERT_*",
+    "TMPDIR",
+    "TOKENIZERS_PARALLELISM",
+    "TZ",
+    "USER",
+    "VIRTUAL_ENV",
+    "XDG_CACHE_HOME",
+)
+
 
 class GraderConfig(Section):
     """One grader with its options."""
@@ -44,6 +64,9 @@ class RewardConfig(Section):
 
     memory_bytes: int = Field(4 * 2**30, ge=2**29)
     """Address space of one grading process; a grader that needs more fails and is counted."""
+
+    environment: list[str] = Field(default_factory=lambda: list(GRADER_ENVIRONMENT))
+    """Environment variables that graders see, by name or by pattern with `*`. None of the default holds a secret."""
 
     score_on_failure: float = 0.0
     """Score of a response whose grading timed out or crashed; such responses are counted."""

@@ -1,0 +1,156 @@
+"""Graders that attack the pool they run in: each costs at most its own sample, within the limit, and is counted."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rewards.grading_pool import Failures, GradingPool, open_grading
+from rlpipe.config.reward import RewardConfig
+from rlpipe.shared.sample import Reward
+
+BAD = "misbehaving:"
+LIMIT_SECONDS = 1.5
+
+
+@pytest.fixture(autouse=True)
+def _graders_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def pool() -> Iterator[GradingPool]:
+    with GradingPool(timeout_seconds=LIMIT_SECONDS, score_on_failure=-1.0) as pool:
+        yield pool
+
+
+def _echoes(pool: GradingPool, number: int = 3) -> list[float]:
+    futures = [pool.submit(f"after {i}", BAD + "echo", "", str(i)) for i in range(number)]
+    return [future.result(timeout=100).score for future in futures]
+
+
+def _grade(pool: GradingPool, name: str, response: str = "", label: str = "") -> Reward:
+    return pool.submit(name, BAD + name, response, label).result(timeout=100)
+
+
+def test_a_grader_that_forks_does_not_shift_the_answers_after_it(pool: GradingPool) -> None:
+    futures = [pool.submit(f"s{i}", BAD + "fork_and_return", "", str(i)) for i in range(5)]
+    assert [future.result(timeout=100).score for future in futures] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
+    assert pool.take_failures() == Failures()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "x",
+        "\x00\x00\x00\x05short",
+        "\x7f\xff\xff\xff",
+        "\x00\x00\x00\x02[]",
+        "\x00\x00\x00\x02{}",
+        "\x00\x10\x00\x00half",
+    ],
+)
+def test_what_a_grader_writes_into_its_descriptors_costs_its_sample_at_most(pool: GradingPool, written: str) -> None:
+    assert _echoes(pool) == [0.0, 1.0, 2.0]  # also in a process that has been used
+    begin = time.monotonic()
+    assert _grade(pool, "write_to_every_descriptor", written).score in (1.0, -1.0)
+    assert time.monotonic() - begin < 2 * LIMIT_SECONDS + 20
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("where", ["output", "connection"])
+def test_floods_meet_the_limit(pool: GradingPool, where: str) -> None:
+    begin = time.monotonic()
+    assert _grade(pool, "flood", label=where).score == -1.0
+    assert time.monotonic() - begin < LIMIT_SECONDS + 20
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
+
+
+def test_ten_megabytes_on_standard_output_pass(pool: GradingPool, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _grade(pool, "flood_output_and_answer").score == 1.0
+    assert len(capfd.readouterr().out) < 10_000
+
+
+@pytest.mark.parametrize("name", ["stop_itself", "close_everything", "giant_components", "odd_reward"])
+def test_what_cannot_be_answered_is_counted(pool: GradingPool, name: str) -> None:
+    assert _grade(pool, name).score == -1.0
+    failures = pool.take_failures()
+    assert failures.timeouts + failures.errors == (name,)
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
+
+
+def test_a_giant_reason_is_cut(pool: GradingPool) -> None:
+    reward = _grade(pool, "giant_reason")
+    assert reward.score == 1.0
+    assert len(reward.reason) < 10**6
+
+
+def test_an_exception_without_text_is_told(pool: GradingPool) -> None:
+    assert "Silent" in _grade(pool, "raise_without_text").reason
+
+
+@pytest.mark.parametrize("name", ["leave_a_thread_that_kills", "leave_an_alarm"])
+def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(pool: GradingPool, name: str) -> None:
+    assert _grade(pool, name, "0.3").score == 1.0
+    after = pool.submit("after", BAD + "slow_echo", "0.8", "7")
+    assert after.result(timeout=100).score == 7.0
+    assert pool.take_failures() == Failures()
+
+
+@pytest.mark.parametrize("name", ["leak_descriptors", "change_folder", "hooks_at_exit"])
+def test_a_worn_process_is_replaced(pool: GradingPool, name: str) -> None:
+    for _ in range(8):
+        assert _grade(pool, name).score == 1.0
+    assert _grade(pool, "folder").reason == os.getcwd()
+    assert pool.take_failures() == Failures()
+
+
+def test_processes_that_leave_the_session_end_with_the_grader(pool: GradingPool) -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    assert _grade(pool, "fork_bomb", "40").score == -1.0
+    pool.close()
+    left = [process for process in psutil.process_iter() if process.pid not in before]
+    assert [process.pid for process in left if _is_a_grader(process)] == []
+
+
+def test_an_answer_runs_no_code_where_it_is_read(pool: GradingPool, tmp_path: Path) -> None:
+    _grade(pool, "pickle_bomb", str(tmp_path / "exploded"))
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_stopped_process_does_not_hold_up_a_large_request(pool: GradingPool) -> None:
+    """More than a socket takes, to a process that stopped after its answer."""
+    assert _grade(pool, "stop_soon").score == 1.0
+    begin = time.monotonic()
+    assert pool.submit("large", BAD + "echo", "x" * 10**7, "1").result(timeout=100).score in (1.0, -1.0)
+    assert time.monotonic() - begin < 2 * LIMIT_SECONDS + 20
+
+
+def test_graders_see_only_the_allowed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hidden-one")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-two")
+    monkeypatch.setenv("SERVICE_TOKEN", "hidden-three")
+    monkeypatch.setenv("MY_GRADER_MODE", "strict")
+    with open_grading(RewardConfig()) as pool:
+        assert "hidden" not in _grade(pool, "environment").reason
+        assert "strict" not in _grade(pool, "environment").reason
+    allowed = RewardConfig(
+        environment=["PATH", "MY_GRADER_*"],
+        options={"parts": [{"name": "remote", "options": {"url": "http://x", "token_variable": "SERVICE_TOKEN"}}]},
+    )
+    with open_grading(allowed) as pool:
+        seen = _grade(pool, "environment").reason
+    assert "strict" in seen and "hidden-three" in seen  # the part of a `weighted` grader asks its service there
+    assert "hidden-one" not in seen and "hidden-two" not in seen
+
+
+def _is_a_grader(process: psutil.Process) -> bool:
+    try:
+        return "rewards.grading_worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
