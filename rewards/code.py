@@ -3,12 +3,11 @@
 import ast
 import json
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Literal
 
 from rewards.answers.extract import after_thinking
-from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python
+from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python, run_tests
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.sample import Reward
 
@@ -92,10 +91,7 @@ def _problem(source: str, test: str, expected: str | None, limits: Limits, isola
     if expected is not None:
         outcome = run_python(Program(source, stdin=test), limits, isolation)
         return _describe(outcome) or (None if _lines(outcome.stdout) == _lines(expected) else "printed something else")
-    # A program that ends early must not count as one that passed: only the last line knows the word.
-    passed = secrets.token_hex(16)
-    outcome = run_python(Program(f"{source}\n\n{test}\n\nprint({passed!r})\n"), limits, isolation)
-    return _describe(outcome) or (None if outcome.stdout.endswith(f"{passed}\n") else "ended early")
+    return _describe(run_tests(Program(source), test, limits, isolation))
 
 
 def _describe(outcome: Outcome) -> str | None:

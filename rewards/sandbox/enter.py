@@ -3,10 +3,13 @@
 It reads a request (JSON) from standard input and writes what happened (JSON) to standard output. It imports nothing but
 the standard library, because it runs without the packages of its environment. With namespaces it is three processes:
 the launcher keeps the time, the first process of the PID namespace only waits (when it ends, the kernel kills whatever
-else lives in there), and the third one gives up its rights and becomes the program.
+else lives in there), and the third one gives up its rights and becomes the program. Where a judge is asked for, it is a
+process beside the program: a pipe each way joins them, its streams are the ones that are reported, and its end counts.
 """
 
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -14,16 +17,20 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWPID = 0x10000000, 0x00020000, 0x20000000
 _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWUTS = 0x40000000, 0x08000000, 0x04000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 4, 22, 38, 36
 _SECCOMP_MODE_FILTER = 2
 _SETUP_FAILED = 97
 _NEW_ROOT, _WORK = "/tmp", "/sandbox"
+_FIRST_FREE_DESCRIPTOR = 10
+# What a machine answers that permits no namespaces; anything else is a fault of the set-up.
+_NOT_PERMITTED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENOSPC, errno.EINVAL)
 
 # Numbers of the system calls of each architecture, and what marks it in a filter.
 _ARCHITECTURES = {
@@ -43,9 +50,15 @@ _ARCHITECTURES = {
 def main() -> None:
     request = json.load(sys.stdin)
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    if not request["namespaces"]:  # in them nothing sees this process, and a process that hides cannot map its user
+        _check(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
     owner = _own_uid()
     if request["namespaces"]:
-        _enter_namespaces()
+        try:
+            _enter_namespaces()
+        except OSError as error:
+            json.dump({"not_permitted" if error.errno in _NOT_PERMITTED else "set_up_failure": str(error)}, sys.stdout)
+            return
         _build_root(request["visible"], request["work_bytes"])
         work = _WORK
         os.mkdir(work)
@@ -82,11 +95,11 @@ def _enter_namespaces() -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
 def _build_root(visible: list[str], work_bytes: int) -> None:
     """A root in memory that shows `visible` read-only and is gone with this process."""
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     # Opened before the new root covers the place where they may lie.
     sources = {path: os.open(path, os.O_PATH) for path in visible if os.path.exists(path)}
     _mount("tmpfs", _NEW_ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={work_bytes},mode=0755")
@@ -101,7 +114,7 @@ def _build_root(visible: list[str], work_bytes: int) -> None:
         kept = os.statvfs(target).f_flag & 0xF  # flags that a user namespace may not take away
         _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | kept)
         os.close(descriptor)
-    os.mkdir(f"{_NEW_ROOT}/tmp")
+    os.makedirs(f"{_NEW_ROOT}/tmp", exist_ok=True)  # it is there if a folder below it is visible
     os.chmod(f"{_NEW_ROOT}/tmp", 0o1777)
     os.chdir(_NEW_ROOT)
     pivot_root = _architecture()["pivot_root"]
@@ -113,19 +126,19 @@ def _build_root(visible: list[str], work_bytes: int) -> None:
 def _run(request: dict, work: str, owner: int) -> dict:
     for name, text in request["files"].items():
         _write(os.path.join(work, name), text)
-    outputs = {name: os.open(os.path.join(work, f".{name}"), os.O_CREAT | os.O_RDWR) for name in ("stdout", "stderr")}
-    _write(os.path.join(work, ".stdin"), request["stdin"])
-    source = os.open(os.path.join(work, ".stdin"), os.O_RDONLY)
     if os.geteuid() == 0:
         os.chown(work, owner, owner)
     os.chmod(work, 0o700)
-    # Both ends close when the program is executed, so that what arrives can only come from the set-up.
+    jobs, outputs = _jobs(request)
+    # Both ends close when a program is executed, so that what arrives can only come from the set-up.
     failures, failure = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _in_child(failure, lambda: _first_process(request, work, owner, [source, *outputs.values()], failure))
+    if request["namespaces"]:
+        children = [_fork(failure, lambda: _first_process(request, work, owner, jobs, failure))]
+    else:
+        children = [_fork(failure, partial(_alone, request, work, owner, job)) for job in jobs]
     os.close(failure)
-    status, timed_out = _wait(child, request["wall_seconds"])
+    _close_all(jobs)
+    status, timed_out = _wait(children, request["wall_seconds"])
     if not request["namespaces"]:
         _kill_left_over(owner)
     return {
@@ -136,39 +149,85 @@ def _run(request: dict, work: str, owner: int) -> dict:
     }
 
 
-def _wait(child: int, wall_seconds: float) -> tuple[int, bool]:
+def _jobs(request: dict) -> tuple[list[dict], dict[str, int]]:
+    """What to execute with which descriptors, the one whose end counts first; and the files of its output.
+
+    These have no name, so that nothing in the sandbox can open them.
+    """
+    outputs = {name: _free(os.memfd_create(name)) for name in ("stdout", "stderr")}
+    source = _free(os.memfd_create("stdin"))
+    os.pwrite(source, (request["judge"] or request)["stdin"].encode("utf-8", errors="replace"), 0)
+    streams = [source, *outputs.values()]
+    if request["judge"] is None:
+        return [{"arguments": request["arguments"], "descriptors": streams}], outputs
+    to_judge, to_program = (tuple(map(_free, os.pipe())) for _ in range(2))
+    nothing = [_free(os.open("/dev/null", os.O_RDWR)) for _ in range(3)]
+    judge = {"arguments": request["judge"]["arguments"], "descriptors": [*streams, to_judge[0], to_program[1]]}
+    program = {"arguments": request["arguments"], "descriptors": [*nothing, to_program[0], to_judge[1]]}
+    return [judge, program], outputs
+
+
+def _free(descriptor: int) -> int:
+    """The same file under a number that stands for nothing else; closes the old number."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR)
+    os.close(descriptor)
+    return moved
+
+
+def _close_all(jobs: list[dict]) -> None:
+    """What only the programs may hold: the end of one closes its pipes. Outputs are read afterwards, and stay."""
+    for job in jobs:
+        for descriptor in job["descriptors"][3:]:
+            os.close(descriptor)
+
+
+def _fork(failure: int, action: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        _in_child(failure, action)
+    return child
+
+
+def _wait(children: list[int], wall_seconds: float) -> tuple[int, bool]:
+    """How the first child ended, and whether it was late. All are gone then."""
     late = []
 
     def kill(*_: object) -> None:
         late.append(True)
-        os.kill(child, signal.SIGKILL)
+        os.kill(children[0], signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, wall_seconds)
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(children[0], 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
+    for other in children[1:]:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
     return status, bool(late)
 
 
-def _first_process(request: dict, work: str, owner: int, streams: list[int], failure: int) -> None:
+def _first_process(request: dict, work: str, owner: int, jobs: list[dict], failure: int) -> None:
+    """Waits for the process whose end counts; with this one the kernel ends all others of the namespace."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
-    if not request["namespaces"]:
-        os.setsid()
-        _become(request, work, owner, streams)
-    program = os.fork()
-    if program == 0:
-        _in_child(failure, lambda: _become(request, work, owner, streams))
+    first, *_ = [_fork(failure, partial(_become, request, work, owner, job)) for job in jobs]
     os.close(failure)
+    _close_all(jobs)
     while True:
         ended, status = os.wait()
-        if ended == program:
+        if ended == first:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
 
 
-def _become(request: dict, work: str, owner: int, streams: list[int]) -> None:
+def _alone(request: dict, work: str, owner: int, job: dict) -> None:
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    os.setsid()
+    _become(request, work, owner, job)
+
+
+def _become(request: dict, work: str, owner: int, job: dict) -> None:
     """Give up every right and execute the program."""
-    for target, descriptor in enumerate(streams):
+    for target, descriptor in enumerate(job["descriptors"]):
         os.dup2(descriptor, target)
     os.chdir(work)
     for name, value in request["limits"].items():
@@ -179,7 +238,7 @@ def _become(request: dict, work: str, owner: int, streams: list[int]) -> None:
         os.setresuid(owner, owner, owner)
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     _install_filter(deny_signals=not request["namespaces"])
-    os.execve(request["arguments"][0], request["arguments"], {**request["environment"], "HOME": work, "TMPDIR": work})
+    os.execve(job["arguments"][0], job["arguments"], {**request["environment"], "HOME": work, "TMPDIR": work})
 
 
 def _install_filter(deny_signals: bool) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from rlpipe.shared.errors import ResourceError
 Isolation = Literal["required", "best_effort"]
 
 _ENTER = Path(__file__).with_name("enter.py")
+_INSIDE = Path(__file__).with_name("inside")
 _START_SECONDS = 20.0
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 _ENVIRONMENT = {
@@ -57,34 +59,65 @@ class Program:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
+class NotPermitted(ResourceError):
+    """The machine permits no namespaces."""
+
+
 def run_python(program: Program, limits: Limits, isolation: Isolation = "required") -> Outcome:
     """Run `program` with this interpreter. Raises ResourceError if the sandbox cannot be built."""
-    namespaces = namespaces_work()
-    if not namespaces and isolation == "required":
-        raise ResourceError(
-            "the sandbox needs namespaces, which this machine does not permit: allow unprivileged user namespaces (or "
-            "give the container SYS_ADMIN), or set the option isolation to best_effort"
-        )
-    return _launch(program, limits, namespaces)
+    return _launch(program, limits, _with_namespaces(isolation))
+
+
+def run_tests(program: Program, test: str, limits: Limits, isolation: Isolation = "required") -> Outcome:
+    """Run the source `test`, which uses what `program` defines, in a process beside it that the program cannot reach.
+
+    The outcome is that of the tests: exit code 0 if and only if they passed. Raises like `run_python`.
+    """
+    word = secrets.token_hex(16)
+    outcome = _launch(program, limits, _with_namespaces(isolation), json.dumps({"test": test, "word": word}))
+    if outcome.exit_code == 0 and not outcome.stdout.endswith(f"{word}\n"):
+        return replace(outcome, exit_code=1, stderr="the tests ended early")
+    return outcome
+
+
+def namespaces_work() -> bool:
+    """Whether this machine lets us make namespaces. Raises ResourceError if it does but the sandbox cannot be built."""
+    return not _missing_permission()
 
 
 @cache
-def namespaces_work() -> bool:
-    """Whether this machine lets us make namespaces; tried once per process."""
+def _missing_permission() -> str:
+    """Why this machine permits no namespaces, empty if it does; tried once per process."""
     try:
-        return _launch(Program("print(6 * 7)"), Limits(), namespaces=True).stdout == "42\n"
-    except ResourceError:
-        return False
+        outcome = _launch(Program("print(6 * 7)"), Limits(wall_seconds=_START_SECONDS), namespaces=True)
+    except NotPermitted as error:
+        return str(error)
+    if outcome.stdout != "42\n":
+        raise ResourceError(f"the sandbox was built, but {sys.executable} does not run in it: {outcome.stderr[-300:]}")
+    return ""
 
 
-def _launch(program: Program, limits: Limits, namespaces: bool) -> Outcome:
+def _with_namespaces(isolation: Isolation) -> bool:
+    if not namespaces_work() and isolation == "required":
+        raise NotPermitted(
+            f"the sandbox needs namespaces, which this machine does not permit ({_missing_permission()}): allow "
+            "unprivileged user namespaces (or give the container SYS_ADMIN), or set the option isolation to best_effort"
+        )
+    return namespaces_work()
+
+
+def _launch(program: Program, limits: Limits, namespaces: bool, judged: str | None = None) -> Outcome:
+    """judged: the request to the tests' process, where there is one."""
+    judge = None if judged is None else {"arguments": _inside("judge", "judge"), "stdin": judged}
+    own = _inside("serve", "run_once" if judge is None else "serve")
     request = {
-        "arguments": [sys.executable, "-I", "main.py"],
+        "arguments": own,
+        "judge": judge,
         "files": {**program.files, "main.py": program.source},
         "stdin": program.stdin,
         "environment": _ENVIRONMENT,
         "namespaces": namespaces,
-        "visible": sorted({*_SYSTEM_FOLDERS, sys.base_prefix, sys.prefix}),
+        "visible": _visible(),
         "limits": _resource_limits(limits, namespaces),
         "wall_seconds": limits.wall_seconds,
         "work_bytes": limits.work_bytes,
@@ -102,9 +135,32 @@ def _launch(program: Program, limits: Limits, namespaces: bool) -> Outcome:
     if launcher.returncode != 0:
         raise ResourceError(f"the sandbox could not be built: {launcher.stderr.strip()[-300:]}")
     answer = json.loads(launcher.stdout)
+    if refusal := answer.pop("not_permitted", ""):
+        raise NotPermitted(refusal)
     if failure := answer.pop("set_up_failure"):
         raise ResourceError(f"the sandbox could not be built: {failure}")
     return Outcome(**answer)
+
+
+def _visible() -> list[str]:
+    """Folders of the system and of this Python, under their names and where links lead."""
+    own = [sys.base_prefix, sys.prefix, *(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix))]
+    return sorted({*_SYSTEM_FOLDERS, *own})
+
+
+def _inside(module: str, call: str) -> list[str]:
+    """Arguments that call a function of `inside`, handed over as text, so that no folder of ours is visible."""
+    return [sys.executable, "-I", "-c", _source(module) + f"{module}.{call}()\n", "main.py"]
+
+
+@cache
+def _source(last: str) -> str:
+    lines = ["import sys, types\n"]
+    for module in ("confine", "wire", last):
+        text = (_INSIDE / f"{module}.py").read_text()
+        lines.append(f"sys.modules[{module!r}] = {module} = types.ModuleType({module!r})\n")
+        lines.append(f"exec(compile({text!r}, {module!r}, 'exec'), {module}.__dict__)\n")
+    return "".join(lines)
 
 
 def _resource_limits(limits: Limits, namespaces: bool) -> dict[str, int]:

@@ -208,12 +208,14 @@ def test_start_refuses_a_machine_without_namespaces(monkeypatch: pytest.MonkeyPa
 
 
 def _processes() -> set[int]:
-    """Processes of programs in a sandbox: they have user ids that nobody else has, or our executable with -I."""
-    return {process.pid for process in psutil.process_iter() if _is_sandboxed(process)} - {os.getpid()}
+    """Processes of programs in a sandbox, without those of tests that run beside these."""
+    beside = set(psutil.Process(os.getppid()).children()) - {psutil.Process()}
+    return {process.pid for process in psutil.process_iter() if _is_sandboxed(process, beside)} - {os.getpid()}
 
 
-def _is_sandboxed(process: psutil.Process) -> bool:
+def _is_sandboxed(process: psutil.Process, beside: set[psutil.Process]) -> bool:
     try:
-        return "main.py" in process.cmdline() and "-I" in process.cmdline()
+        command = process.cmdline()
+        return "main.py" in command and "-I" in command and not beside & set(process.parents())
     except psutil.Error:
         return False

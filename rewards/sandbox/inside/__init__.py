@@ -1,0 +1,1 @@
+"""Code that runs inside the sandbox: standard library only, handed over as text by `rewards.sandbox.program`."""
