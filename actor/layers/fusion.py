@@ -7,18 +7,18 @@ is dynamic, so packs of another length compile nothing (docs/jit.md). On a CPU t
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-TensorFunction = Callable[..., torch.Tensor]
+Returned = TypeVar("Returned", torch.Tensor, tuple[torch.Tensor, ...])
 
 # A process-wide setting of torch: a function that is compiled for more kinds of input runs uncompiled for the rest. A
 # norm alone meets about eight: hidden states, queries and keys, with gradients, without, and in recomputation.
 torch._dynamo.config.recompile_limit = 32
 
 
-def fused(function: TensorFunction) -> TensorFunction:
+def fused(function: Callable[..., Returned]) -> Callable[..., Returned]:
     """A pure function of tensors as one kernel where its first argument lies on a GPU.
 
     Tensor arguments of two or more dimensions have their rows, whose number changes from pack to pack, in dimension 0.
@@ -27,7 +27,7 @@ def fused(function: TensorFunction) -> TensorFunction:
     compiled = torch.compile(function)
 
     @wraps(function)
-    def call(*arguments: Any) -> torch.Tensor:
+    def call(*arguments: Any) -> Returned:
         if not arguments[0].is_cuda:
             return function(*arguments)
         for argument in arguments:

@@ -16,6 +16,7 @@ import torch
 
 from actor.layers.gdn_backend import GdnBackend
 from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
+from actor.layers.norm import UnitRows
 from actor.layers.packed import PackedSequences
 from rlpipe.shared.errors import ActorError
 
@@ -81,10 +82,9 @@ def _fla_kernels() -> GdnKernels:
         sequences: PackedSequences,
     ) -> torch.Tensor:
         out, _ = rule(
-            *_batch_of_one(query, key, value),
+            *_batch_of_one(_unit_heads(query), _unit_heads(key), value),
             g=decay.unsqueeze(0),
             beta=beta.unsqueeze(0),
-            use_qk_l2norm_in_kernel=True,
             cu_seqlens=sequences.ends_tensor,
             cu_seqlens_cpu=sequences.ends_tensor_host,
         )
@@ -131,6 +131,12 @@ def _fla_convolution(backend: str) -> Convolution:
         return out.squeeze(0)
 
     return convolve
+
+
+def _unit_heads(x: torch.Tensor) -> torch.Tensor:
+    """[T, heads, d], each head's channels divided by their norm."""
+    unit: torch.Tensor = UnitRows.apply(x.reshape(-1, x.shape[-1]))
+    return unit.view(x.shape)
 
 
 def _batch_of_one(*tensors: torch.Tensor) -> list[torch.Tensor]:

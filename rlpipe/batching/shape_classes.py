@@ -9,37 +9,55 @@ from rlpipe.shared.pack import Pack
 
 _FEW = (1, 2, 3)
 _MANY = 16
-# Tokens after which FLA's normalization of 32 heads has another cache key (rows / 65536).
-_LENGTH_STEP_TOKENS = 2048
+_LEAST_TOKENS = 2048
+# Triton compiles a kernel once for integer arguments that are multiples of this, and once for others.
+_TRITON_MULTIPLE = 16
 
 
 def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
     """Packs of one, two, three and many sequences; those of many have every length class, the largest pack first.
 
-    FlashQLA's block size follows from the number of sequences, FLA's cache keys from the tokens of a pack. Length
-    classes are halves of the capacity down to one step of those keys. Tokens are random, so that experts are chosen
-    about evenly; advantages alternate in sign.
+    FlashQLA's block size follows from the number of sequences, variants of FLA's short convolution from whether the
+    tokens of a pack are a multiple of 16. Length classes are halves of the capacity down to 2,048 tokens. Tokens are
+    random, so that experts are chosen about evenly; advantages alternate in sign.
     """
     generator = np.random.default_rng(0)
     lengths = _length_classes(limits)
-    shapes = [(tokens, _MANY) for tokens in lengths] + [(lengths[-1], count) for count in _FEW]
-    return [_pack(tokens, count, limits, vocabulary, generator) for tokens, count in shapes]
+    shapes = [_equal(tokens, _MANY, limits) for tokens in lengths]
+    shapes += [_equal(lengths[-1], count, limits) for count in _FEW]
+    uneven = _uneven_tokens(lengths[-1], limits)
+    if uneven and not any(_padded_tokens(shape, limits) % _TRITON_MULTIPLE for shape in shapes):
+        shapes.append([uneven])
+    return [_pack(shape, limits, vocabulary, generator) for shape in shapes]
 
 
 def _length_classes(limits: PackLimits) -> list[int]:
     """Falling, at least one: the capacity and its halves."""
     classes = [limits.capacity_tokens]
-    while classes[-1] // 2 >= max(_LENGTH_STEP_TOKENS, limits.pack_multiple):
+    while classes[-1] // 2 >= max(_LEAST_TOKENS, limits.pack_multiple):
         classes.append(classes[-1] // 2)
     return classes
 
 
-def _pack(tokens: int, count: int, limits: PackLimits, vocabulary: int, generator: np.random.Generator) -> Pack:
-    """At most `tokens` tokens, in `count` sequences or in as many as there is room for."""
+def _equal(tokens: int, count: int, limits: PackLimits) -> list[int]:
+    """Lengths of `count` sequences of at most `tokens` tokens together, or of as many as there is room for."""
     length = max(1, tokens // count // limits.sequence_multiple) * limits.sequence_multiple
-    count = max(1, min(count, limits.capacity_tokens // length))
-    sequences = [_sequence(index, length, vocabulary, generator) for index in range(count)]
-    return build_pack(sequences, [1.0 / (count * length)] * count, limits)
+    return [length] * max(1, min(count, limits.capacity_tokens // length))
+
+
+def _uneven_tokens(tokens: int, limits: PackLimits) -> int:
+    """The most tokens of a pack below `tokens` that are no multiple of 16; 0 where every pack has one."""
+    largest = (tokens - 1) // limits.pack_multiple * limits.pack_multiple
+    return next((one for one in (largest, largest - limits.pack_multiple) if one > 0 and one % _TRITON_MULTIPLE), 0)
+
+
+def _padded_tokens(lengths: list[int], limits: PackLimits) -> int:
+    return -(-sum(lengths) // limits.pack_multiple) * limits.pack_multiple
+
+
+def _pack(lengths: list[int], limits: PackLimits, vocabulary: int, generator: np.random.Generator) -> Pack:
+    sequences = [_sequence(index, length, vocabulary, generator) for index, length in enumerate(lengths)]
+    return build_pack(sequences, [1.0 / sum(lengths)] * len(lengths), limits)
 
 
 def _sequence(index: int, length: int, vocabulary: int, generator: np.random.Generator) -> TrainingSequence:

@@ -30,6 +30,18 @@ def test_warm_up_packs_fit_the_layout(budget):
         assert all(length % 4 == 0 for length in np.diff(pack.cu_seqlens_padded))
 
 
+@pytest.mark.parametrize("multiple", [1, 2, 8])
+@pytest.mark.parametrize("budget", [33792, 16384, 4096, 96])
+def test_warm_up_packs_have_totals_that_are_and_are_not_multiples_of_16(budget, multiple):
+    packs = shape_class_packs(PackLimits(budget, multiple, multiple), vocabulary=10)
+    assert {pack.padded_tokens % 16 == 0 for pack in packs} == {True, False}
+
+
+def test_warm_up_packs_are_even_where_all_packs_are():
+    packs = shape_class_packs(PackLimits(4096, pack_multiple=64), vocabulary=10)
+    assert all(pack.padded_tokens % 64 == 0 for pack in packs)
+
+
 def test_packs_are_padded_to_buckets_of_length():
     actor = ActorConfig(max_tokens_per_gpu=100, pack_bucket_tokens=32, processes=2, parallel={"context": 2})
     limits = PackLimits.training(actor)

@@ -73,22 +73,52 @@ TRITON_STAND_IN = {
 
         class Autotuner:
             def __init__(self, base_fn):
-                self.base_fn, self.cache = base_fn, {}
+                self.base_fn, self.cache, self.fn = base_fn, {}, Kernel(base_fn.__name__)
 
             def run(self, key):
                 if key not in self.cache:
-                    for configuration in range(2):
-                        self._bench(key, config=configuration)
+                    for configuration in self.prune_configs({}):
+                        self._bench(key, config=configuration, grid=1, warmup=False)
                     self.cache[key] = "best"
 
+            def prune_configs(self, kwargs):
+                return [Configuration(number) for number in range(2)]
+
             def _bench(self, *args, config, **meta):
+                self.fn.run(*args, **meta, **config.all_kwargs())
+
+        class Configuration:
+            def __init__(self, number):
+                self.number = number
+
+            def __str__(self):
+                return str(self.number)
+
+            def all_kwargs(self):
+                return {"number": self.number}
+
+        class Kernel:
+            def __init__(self, name):
+                self.name, self.compiled = name, set()
+
+            def run(self, key, number, grid, warmup):
+                if (key, number) in self.compiled:
+                    return
+                self.compiled.add((key, number))
                 knobs.compilation.listener(
                     src=None,
-                    metadata={"name": self.base_fn.__name__, "hash": f"hash{config}"},
+                    metadata={"name": self.name, "hash": f"hash{number}{' only' if warmup else ''}"},
                     metadata_group={},
                     times=SimpleNamespace(total=250),
-                    cache_hit=config == 1,
+                    cache_hit=number == 1,
                 )
+    """,
+    "triton/runtime/_async_compile.py": """
+        from contextlib import contextmanager
+
+        @contextmanager
+        def AsyncCompileMode(executor, *, ignore_errors=False):
+            yield
     """,
 }
 
@@ -219,7 +249,7 @@ def _in_a_process(code, python_path):
     return json.loads(run.stdout)
 
 
-def test_triton_autotuning_contains_its_compilations(tmp_path):
+def test_triton_autotuning_contains_its_compilations_and_compiles_all_candidates_first(tmp_path):
     _write(tmp_path, TRITON_STAND_IN)
     events = _in_a_process(
         """
@@ -237,12 +267,31 @@ def test_triton_autotuning_contains_its_compilations(tmp_path):
         tmp_path,
     )
     one_run = [
-        ["triton", "l2_norm", "hash0", True, "triton_autotune", True],
+        ["triton", "l2_norm", "hash0 only", True, "triton_autotune", True],
+        ["triton", "l2_norm", "hash1 only", False, "triton_autotune", True],
+        ["triton_autotune", "l2_norm", "2 candidates", False, "triton_autotune", True],
         ["triton_autotune", "l2_norm", "0", True, "", True],
-        ["triton", "l2_norm", "hash1", False, "triton_autotune", True],
         ["triton_autotune", "l2_norm", "1", False, "", True],
     ]
     assert events == one_run * 2
+
+
+def test_without_a_second_core_candidates_compile_one_by_one(tmp_path):
+    _write(tmp_path, TRITON_STAND_IN)
+    events = _in_a_process(
+        """
+        import json, os
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        from rlpipe.jit_monitor import JitMonitor
+        monitor = JitMonitor.install()
+        from triton.runtime.autotuner import Autotuner
+        def l2_norm(): ...
+        Autotuner(l2_norm).run(2048)
+        print(json.dumps([[e.kind, e.key] for e in monitor.drain().events]))
+        """,
+        tmp_path,
+    )
+    assert events == [["triton", "hash0"], ["triton_autotune", "0"], ["triton", "hash1"], ["triton_autotune", "1"]]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU images do not have")
