@@ -4,6 +4,7 @@ import mmap
 import os
 import time
 from functools import cache
+from importlib import import_module
 from multiprocessing.reduction import ForkingPickler
 from typing import TypeAlias
 
@@ -43,6 +44,22 @@ def release_cached_memory() -> None:
     """Give the device memory that torch keeps for later back to the device, for other processes."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def free_memory_bytes() -> int:
+    """Of this process's device, which other processes may use, too; 0 on a CPU."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+def reserved_memory_bytes() -> int:
+    """What torch holds of the device for this process; 0 on a CPU."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+
+
+def import_compilers() -> None:
+    """Import what compiles kernels on this device, which takes seconds."""
+    if torch.cuda.is_available():
+        import_module("torch._inductor.compile_fx")
 
 
 def mark() -> Mark:

@@ -5,8 +5,10 @@ rounded to the parameters' dtype again, which is what the optimizer does after e
 host memory (frozen parameters, and the part of the optimizer that lives on the device) is copied there and back.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Thread
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,6 +16,8 @@ from actor.device import host_buffer_like, release_cached_memory, synchronize
 from actor.optimizer import Optimizer
 from actor.train_report import Resident
 from rlpipe.shared.errors import ActorError
+
+Part: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 _LEVELS: tuple[Resident, ...] = ("nothing", "weights", "all")
 
@@ -24,9 +28,12 @@ class DeviceMemory:
     Tensors keep their identity and views: their storages shrink to size 0 and grow again.
     """
 
-    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """chunks: wrapped for data parallelism by Megatron."""
+    def __init__(self, chunks: Sequence[torch.nn.Module], part: Part = lambda _: nullcontext()) -> None:
+        """chunks: wrapped for data parallelism by Megatron; part: measures a named step."""
         self._chunks = list(chunks)
+        self._part = part
+        self._shared = False
+        self._releasing: Thread | None = None
         self._gradients = _Storages()
         self._weights = _Storages()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -35,6 +42,7 @@ class DeviceMemory:
 
     def require(self, needed: Resident, call: str) -> None:
         """Raises ActorError where `call` needs more than is on the device."""
+        self._finish_release()
         if _LEVELS.index(self.resident) < _LEVELS.index(needed):
             raise ActorError(
                 f"{call} needs the actor's {'weights and gradients' if needed == 'all' else 'weights'} on the device, "
@@ -44,17 +52,37 @@ class DeviceMemory:
 
     def keep_resident(self, wanted: Resident, optimizer: Optimizer) -> None:
         """Free or bring back what `wanted` says. Collective: weights come back by an all-gather."""
+        self._shared = True
+        self._finish_release()
         if wanted != "all":
-            self._gradients.free(buffer.grad_data for buffer in self._buffers())
+            with self._part("offload_gradients"):
+                self._gradients.free(buffer.grad_data for buffer in self._buffers())
         if wanted == "nothing" and not self._weights.freed:
-            self._free_weights(optimizer)
+            with self._part("offload_weights"):
+                self._free_weights(optimizer)
         elif wanted != "nothing" and self._weights.freed:
             self._restore_weights()
         if wanted == "all":
-            self._gradients.restore()
-        synchronize()
-        release_cached_memory()
+            with self._part("onload_gradients"):
+                self._gradients.restore()
+        else:
+            with self._part("offload_release"):
+                synchronize()
+                release_cached_memory()
         self.resident = wanted
+
+    def release_activations(self) -> None:
+        """Begin to give what torch keeps of the passes back to the device, beside the optimizer's work on the host,
+        where the device is shared. Unmapping tens of gigabytes takes the driver a good part of a second."""
+        if self._shared and self._releasing is None:
+            self._releasing = Thread(target=release_cached_memory, name="release-activations")
+            self._releasing.start()
+
+    def _finish_release(self) -> None:
+        releasing, self._releasing = self._releasing, None
+        if releasing is not None:
+            with self._part("offload_release"):
+                releasing.join()
 
     def _free_weights(self, optimizer: Optimizer) -> None:
         self._masters, alone = _trained_shards(optimizer)
@@ -67,17 +95,20 @@ class DeviceMemory:
         self._weights.free([*(buffer.param_data for buffer in self._buffers()), *alone])
 
     def _restore_weights(self) -> None:
-        self._weights.restore()
-        with torch.no_grad():
+        with self._part("onload_map_weights"):
+            self._weights.restore()
+        with self._part("onload_copy_weights"), torch.no_grad():
             for tensor, copy in self._copies:
                 tensor.copy_(copy, non_blocking=True)
             for shard, master in self._masters:
                 # Sent in float32 and rounded on the device: torch would otherwise round on the host first.
                 shard.copy_(master.to(shard.device, non_blocking=True))
-        synchronize()
+            synchronize()
         self._copies, self._masters = [], []
-        for chunk in self._chunks:
-            chunk.start_param_sync(force_sync=True)  # type: ignore[operator]
+        with self._part("onload_gather_weights"):
+            for chunk in self._chunks:
+                chunk.start_param_sync(force_sync=True)  # type: ignore[operator]
+            synchronize()
 
     def _buffers(self) -> Iterator[Any]:
         for chunk in self._chunks:

@@ -1,6 +1,7 @@
 """The driver's handle on the training side, all processes as one object. Imports neither torch nor Megatron."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -48,16 +49,21 @@ class Pending(Generic[T]):
 class ActorGroup:
     """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline.
 
-    `notes` are sentences for the user about what the processes found; `endpoint` is address and port of process 0's
+    `notes` are sentences for the user about what the processes found; `start_seconds` has the parts of their start, of
+    each that of the slowest process; `endpoint` is address and port of process 0's
     store, in which other processes may meet it, too.
     """
 
     def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
         self._config = config
         self._workers = workers
+        # Before anything else is asked of them, while engines start.
+        self._address_references = self._call("address")
+        self._importing = self._call("import_kernels")
         self._addresses = addresses
         self._answering = True
         self.notes: tuple[str, ...] = ()
+        self.start_seconds: dict[str, float] = {}
         self.endpoint = ("", 0)
         self.layout = ActorLayout.of(config.actor)
 
@@ -72,14 +78,31 @@ class ActorGroup:
         Raises:
             ModelError, ActorError, ResourceError: what a worker found wrong; DeadlineError: no answer in time.
         """
-        workers = [_start_process(config, rank, placement, log_directory) for rank in range(config.actor.processes)]
-        group = cls(config, workers, [])
+        group = cls.launch(config, placement, log_directory)
         try:
-            group._join()
+            group.join()
         except BaseException:
             group.stop()
             raise
         return group
+
+    @classmethod
+    def launch(
+        cls, config: Config, placement: ActorPlacement | None = None, log_directory: str | None = None
+    ) -> "ActorGroup":
+        """Start the processes, which import in the background and take no device memory until `join`."""
+        workers = [_start_process(config, rank, placement, log_directory) for rank in range(config.actor.processes)]
+        return cls(config, workers, [])
+
+    def join(self) -> None:
+        """Join the processes, load the policy. Raises as `start` does; `stop` has to be called then."""
+        seconds = self._config.deadlines.start_seconds
+        self._find(seconds)
+        (self.endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
+        notes = self._all("start", seconds, *self.endpoint)
+        self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
+        parts = self._all("take_start_seconds", seconds)
+        self.start_seconds = {part: max(one[part] for one in parts) for part in parts[0]}
 
     def train(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> TrainReport:
         """One optimizer step per entry of `packs_by_data_rank[data_rank]`.
@@ -114,6 +137,15 @@ class ActorGroup:
         total_steps: where the decay of the learning rate ends if `optimizer.decay_steps` is empty.
         """
         self._all("reset_optimizer", self._config.deadlines.train_seconds, optimizer, total_steps)
+
+    def free_device_bytes(self) -> int:
+        """Least free device memory beside a process of the actor, which may not have joined yet; 0 on a CPU."""
+        self._find(self._config.deadlines.start_seconds)
+        return min(self._all("free_device_bytes", self._config.deadlines.start_seconds))
+
+    def resident_bytes(self) -> int:
+        """Most device memory that a process of the actor holds now; 0 where it does not count."""
+        return max(self._all("resident_bytes", self._config.deadlines.start_seconds))
 
     def keep_resident(self, wanted: Resident) -> None:
         """Have no more than `wanted` in device memory: "nothing", "weights", or "all" (weights and gradients).
@@ -192,20 +224,18 @@ class ActorGroup:
         for worker in workers:
             ray.kill(worker)
 
-    def _join(self) -> None:
+    def _find(self, seconds: float) -> None:
+        """Wait until the processes have started and imported what they need."""
         import ray
 
-        seconds = self._config.deadlines.start_seconds
         try:
-            self._addresses = ray.get(self._call("address"), timeout=seconds)
+            self._addresses = ray.get(self._address_references, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             raise ActorError(
                 f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the cluster "
                 "too small for actor.processes, or deadlines.start_seconds too short?"
             ) from None
-        (self.endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
-        notes = self._all("start", seconds, *self.endpoint)
-        self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
+        self._gather(self._importing, seconds, "start")
 
     def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:
         counts = [len(steps) for steps in packs_by_data_rank]
@@ -276,9 +306,10 @@ class _Process:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         # SGLang sets this in its processes; ranks of one NCCL group that differ in it fail with a CUDA error.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+        begin = time.perf_counter()
         from actor.worker import ActorWorker
 
-        self._worker = ActorWorker(config, rank, log_directory)
+        self._worker = ActorWorker(config, rank, log_directory, begin)
 
     def run(self, method: str, *arguments: Any) -> Any:
         return getattr(self._worker, method)(*arguments)

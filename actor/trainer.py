@@ -63,7 +63,7 @@ class Trainer:
         for chunk in self.policy:
             chunk.config.timers = MegatronTimers(self.clock)
         self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
-        self.memory = DeviceMemory(self.chunks)
+        self.memory = DeviceMemory(self.chunks, self.clock.part)
         self.counts = UpdateCounts()
 
     def keep_resident(self, wanted: Resident) -> None:
@@ -73,9 +73,9 @@ class Trainer:
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
         reports: list[StepReport] = []
-        for packs in steps:
+        for number, packs in enumerate(steps, start=1):
             with self.clock.part("train"):
-                report = self.train_step(packs, algorithm)
+                report = self.train_step(packs, algorithm, last=number == len(steps))
             moved = algorithm.old_policy == "rollout" and any(before.applied for before in reports)
             reports.append(report.without(MISMATCH) if moved else report)
             self.clock.settle()
@@ -83,9 +83,9 @@ class Trainer:
                 break
         return RankTrainReport(steps=tuple(reports), counts=self.counts)
 
-    def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig) -> StepReport:
+    def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig, last: bool = False) -> StepReport:
         """Forward and backward over `packs`, then an optimizer step, or a skip on all ranks where something is not
-        finite. Metrics are complete on the last pipeline stage only."""
+        finite. Metrics are complete on the last pipeline stage only. last: no other step follows soon."""
         results = self.accumulate(packs, algorithm)
         with self.clock.part("optimizer"):
             self.optimizer.finish_gradients()
@@ -101,6 +101,8 @@ class Trainer:
                 reason = f"the gradient norm is {norm}"
                 culprits = packs_with_bad_gradients(self.chunks, packs, self._head, algorithm, self.layout)
         metrics |= {"train/gradient_norm": norm, "train/learning_rate": self.optimizer.learning_rate}
+        if last:
+            self.memory.release_activations()
         with self.clock.part("optimizer"):
             if reason is None:
                 self.optimizer.step(norm)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from actor import distributed
 from actor.checkpoint import Checkpointer
 from actor.collectives.exchanges import watch_exchanges
 from actor.comm_guard.install import install_comm_guard
-from actor.device import device_name, synchronize
+from actor.device import device_name, free_memory_bytes, import_compilers, reserved_memory_bytes, synchronize
 from actor.hf.export import save_hf
 from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
+from actor.layers.gdn_kernels import load_kernels
 from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
 from actor.megatron_patches.pipeline_fixes import install_pipeline_fixes
 from actor.memory_peaks import MemoryPeaks
@@ -37,12 +39,18 @@ from rlpipe.shared.pack import Pack
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 
+BESIDE_TORCH_BYTES = 3 * 2**29
+"""Device memory of one process that torch does not count: the CUDA context, kernels, NCCL's buffers."""
+
 
 class ActorWorker:
     """One process. Methods are called on all processes at the same time, because they exchange data with each other."""
 
-    def __init__(self, config: Config, rank: int, log_directory: str | None) -> None:
+    def __init__(self, config: Config, rank: int, log_directory: str | None, begin: float) -> None:
+        """begin: when the process began to import, of `time.perf_counter`."""
         self._config = config
+        self._begin = begin
+        self._start_seconds: dict[str, float] = {}
         self._rank = rank
         self._store: Any = None
         self._gdn: GdnChoice | None = None
@@ -59,6 +67,26 @@ class ActorWorker:
         watch_exchanges(self._clock, self._monitor.first_use)
         self._guard = install_comm_guard(config.actor.comm_guard, rank)
         self._memory = MemoryPeaks()
+
+    def import_kernels(self) -> None:
+        """Import what the model's layers and their compilers need; takes no device memory."""
+        self._gdn = choose_gdn(self._config)
+        if self._gdn is not None:
+            load_kernels(self._gdn.backend)
+        import_compilers()
+        self._start_seconds["import"] = time.perf_counter() - self._begin
+
+    def take_start_seconds(self) -> dict[str, float]:
+        """Parts of this process's start, in order."""
+        return self._start_seconds
+
+    def free_device_bytes(self) -> int:
+        """Free memory of this process's device; 0 on a CPU."""
+        return free_memory_bytes()
+
+    def resident_bytes(self) -> int:
+        """Device memory that this process holds now, an allowance for what lies beside torch's included."""
+        return reserved_memory_bytes() + BESIDE_TORCH_BYTES
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
@@ -78,16 +106,18 @@ class ActorWorker:
         """
         actor = self._config.actor
         check_flash_attention()
-        self._gdn = choose_gdn(self._config)
+        begin = time.perf_counter()
         if self._store is None:
             self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
         distributed.start_model_parallel(actor, self._config.seed)
+        joined = time.perf_counter()
         self._trainer = Trainer(trainer_options(self._config), self._clock)
         self._checkpointer = Checkpointer(self._trainer, self._config.checkpoint.keep)
         self._sender = WeightSender(
             self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
         )
+        self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
         return () if self._gdn is None else (self._gdn.note,)
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
@@ -98,7 +128,7 @@ class ActorWorker:
         return report
 
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
-        if self._config.jit.warm_up == "on" or torch.cuda.is_available():
+        if self._config.jit.warms_up(torch.cuda.is_available()):
             warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
 
     def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:

@@ -9,6 +9,7 @@ from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.shared.errors import ConfigError
 from rollout.engine_environment import DeviceKind
+from rollout.requests import SamplingParameters
 
 # What rollout/ itself decides; the key that the user means instead, where there is one.
 _RESERVED = {
@@ -35,7 +36,8 @@ class EngineSetup:
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
     used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
     `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
-    `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them.
+    `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them;
+    `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up.
     """
 
     index: int
@@ -52,6 +54,7 @@ class EngineSetup:
     memory_saver: bool = False
     devices: tuple[str, ...] = ()
     jit: JitConfig = JitConfig()
+    warm_up: tuple[SamplingParameters, ...] = ()
 
 
 def server_arguments(setup: EngineSetup, known: Collection[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_memory import EngineMemory
 from rollout.engine_usage import UsageClock
+from rollout.engine_warm_up import warm_up_engine
 from rollout.failures import check_model_folder, log_tail, start_failure
 from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
@@ -37,6 +38,7 @@ from rollout.requests import (
     Generation,
     SamplingParameters,
     WeightReceipt,
+    sglang_sampling,
 )
 from rollout.sglang_patches.first_token import FirstToken
 from rollout.sglang_patches.request_batches import RequestBatches
@@ -64,7 +66,7 @@ class Engine:
         self._batches: RequestBatches
         self._version = 0
         self._usage = UsageClock()
-        self._start_seconds = 0.0
+        self._start_seconds: dict[str, float] = {}
         self._notes: tuple[str, ...] = ()
         self._request_tokens = 0
         self._pause = GenerationPause()
@@ -83,7 +85,8 @@ class Engine:
         return self._address
 
     async def start(self) -> EngineHealth:
-        """Loads the model. Raises an RlpipeError with one sentence; nothing is left behind then."""
+        """Loads the model, and warms up where that is asked for. Raises an RlpipeError with one sentence; nothing is
+        left behind then."""
         begin = time.perf_counter()
         setup = self._setup = dataclasses.replace(self._setup, model_path=str(model_folder(self._setup.model_path)))
         check_sglang_version()
@@ -101,6 +104,7 @@ class Engine:
         from rollout.sglang_engine import server_argument_names, start_sglang
 
         arguments = server_arguments(setup, server_argument_names()) | self._supported_kernels()
+        imported = time.perf_counter()
         try:
             self._sglang = start_sglang(setup.instance, arguments)
             self._batches = RequestBatches(self._sglang.tokenizer_manager)
@@ -109,8 +113,17 @@ class Engine:
             raise start_failure(setup, error) from None
         cleanup.remove_opened_files(setup.instance)
         self._request_tokens = self._longest_request()
-        self._start_seconds = time.perf_counter() - begin
+        started = time.perf_counter()
         self._watcher = asyncio.create_task(self._watch_schedulers())
+        if setup.warm_up:
+            # Activations stay in memory until weights come, so that what is free then is free in every iteration.
+            await self._call(warm_up_engine(self._sglang, setup, self._request_tokens))
+        self._first_token.begin()
+        self._start_seconds = {
+            "import": imported - begin,
+            "load": started - imported,
+            "warm_up": time.perf_counter() - started,
+        }
         return await self.health()
 
     async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[Generation]]:
@@ -443,14 +456,6 @@ class Engine:
         )
         for task in self._running | self._calls:
             task.cancel()
-
-
-def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
-    """SGLang's sampling_params of one request."""
-    parameters = dataclasses.asdict(sampling) | {"sampling_seed": seed}
-    parameters["stop"] = list(sampling.stop)
-    parameters["stop_token_ids"] = list(sampling.stop_token_ids)
-    return parameters
 
 
 def _redirect_output(path: str) -> None:

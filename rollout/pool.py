@@ -24,7 +24,15 @@ from rollout.cleanup import engine_directory, remove_files
 from rollout.client import EngineClient
 from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.failures import log_tail
-from rollout.requests import DeviceMemory, EngineHealth, EngineRecord, EngineUsage, GenerateRequest, Generation
+from rollout.requests import (
+    DeviceMemory,
+    EngineHealth,
+    EngineRecord,
+    EngineUsage,
+    GenerateRequest,
+    Generation,
+    SamplingParameters,
+)
 
 _STOP_SECONDS = 30.0
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
@@ -282,6 +290,7 @@ def _setup(
         routes_shape=_routes_shape(config, model_path),
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
         jit=config.jit,
+        warm_up=_sampling_kinds(config) if config.jit.warms_up(device == "cuda") else (),
     )
 
 
@@ -289,6 +298,14 @@ def _from_anywhere(model_path: str) -> str:
     """A folder's absolute path; the name of a hub model, which each engine finds in its own node's cache, as it is."""
     path = Path(model_path)
     return str(path.resolve()) if path.exists() or HubName.parse(model_path) is None else model_path
+
+
+def _sampling_kinds(config: Config) -> tuple[SamplingParameters, ...]:
+    """The different ways in which tokens are chosen in this run."""
+    training = [SamplingParameters.training(config.rollout, one.sampling) for one in config.data.train]
+    evaluation = [SamplingParameters.evaluation(config.rollout, config.eval, one) for one in config.eval.datasets]
+    kinds = [replace(one, max_new_tokens=0, stop=(), stop_token_ids=()) for one in (*training, *evaluation)]
+    return tuple(dict.fromkeys(kinds))
 
 
 def _routes_shape(config: Config, model_path: str) -> tuple[int, int] | None:

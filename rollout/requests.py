@@ -1,8 +1,9 @@
 """What goes into an engine and what comes out of it."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
@@ -74,6 +75,14 @@ class SamplingParameters:
         )
 
 
+def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
+    """SGLang's sampling_params of one request."""
+    parameters = asdict(sampling) | {"sampling_seed": seed}
+    parameters["stop"] = list(sampling.stop)
+    parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    return parameters
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One response to generate, or to go on with: `partial` counts within `sampling.max_new_tokens`.
@@ -120,15 +129,15 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts; `notes` say what it
-    does otherwise than one may expect."""
+    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts; `start_seconds`: the
+    parts of its start, in order; `notes` say what it does otherwise than one may expect."""
 
     engine: int
     version: int
     running_requests: int
     request_tokens: int
     kv_cache_tokens: int
-    start_seconds: float
+    start_seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
 
 

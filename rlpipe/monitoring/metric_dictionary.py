@@ -49,7 +49,36 @@ _RANK_PARTS = {
     "compute": "all of these but the exchanges",
 }
 
+_START_PARTS = {
+    "inputs": "reading model folder and data",
+    "ray": "starting or joining Ray, reserving its resources",
+    "engines": "waiting for engines, before the actor on shared GPUs and after it elsewhere",
+    "actor": "joining the actor's processes, building the model, loading its weights",
+    "warm_up": "the actor's kernels: every class of pack",
+    "policy": "loading a checkpoint, or the supervised warm start",
+    "weights": "the first transfer of weights to the engines",
+    "engine_import": "slowest engine: importing SGLang",
+    "engine_load": "slowest engine: SGLang's start, weights and CUDA graphs included",
+    "engine_warm_up": "slowest engine: every class of batch",
+    "actor_import": "slowest actor process: importing torch, Megatron and kernels, beside the engines' start",
+    "actor_join": "slowest actor process: joining torch.distributed and Megatron's groups",
+    "actor_build": "slowest actor process: model, weights and optimizer",
+    "total": "from the command to the first iteration",
+}
+
+SLEEP_WAKE_STEPS = {
+    "engines_sleep": "engines give weights and KV cache back",
+    "actor_onload": "the actor takes memory for gradients, and its weights come back where they were freed",
+    "actor_offload": "the actor gives gradients, activations and, where they have to go, weights back",
+    "engines_wake": "engines take memory for weights and KV cache",
+}
+
 _DECLARED = [
+    *(Metric(f"start/{part}_seconds", "seconds", f"start: {meaning}") for part, meaning in _START_PARTS.items()),
+    *(
+        Metric(f"sleep_wake/{step}_seconds", "seconds", f"shared GPUs: {meaning}")
+        for step, meaning in SLEEP_WAKE_STEPS.items()
+    ),
     *(
         Metric(f"ranks/{part}_{reduce}_seconds", "seconds", f"{reduce} over ranks: {meaning}")
         for part, meaning in _RANK_PARTS.items()

@@ -73,15 +73,19 @@ class IterationRecord:
 class IterationLog:
     """Hands out records whose times touch, and logs each when it ends."""
 
-    def __init__(self, trackers: Trackers, console: Console) -> None:
+    def __init__(self, trackers: Trackers, console: Console, first_metrics: Mapping[str, float] | None = None) -> None:
+        """first_metrics: belong to the start and are logged with the first record."""
         self._trackers = trackers
         self._console = console
+        self._first_metrics = first_metrics or {}
         self._end_seconds = time.perf_counter()
 
     @contextmanager
     def iteration(self, number: int) -> Iterator[IterationRecord]:
         """The record of iteration `number`; writing the row before counts as this one's phase `tracking`."""
         record = IterationRecord(number, self._end_seconds, self._console)
+        record.add(self._first_metrics)
+        self._first_metrics = {}
         yield record
         self._end_seconds = record.finish()
         self._trackers.log(number, record.metrics)

@@ -10,17 +10,18 @@ from rlpipe.training.placement import cluster_gpus
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
+    from actor.train_report import Resident
     from rollout.pool import RolloutPool
+
+_USED_SHARE_OF_SPARE = 0.8
+"""Of the memory that engines leave free after their warm-up, how much the actor may hold while they generate."""
 
 
 class MemorySharing(Protocol):
     """Engines generate outside of these calls, and after `onload_actor` only once `during_weight_sync` has ended."""
 
     def start_actor(self) -> None:
-        """Call before the actor is started, on devices where engines start."""
-
-    def attach(self, actor: "ActorGroup") -> None:
-        """The actor has started and is resident."""
+        """Call before the actor joins, on devices where engines start."""
 
     def onload_actor(self) -> None:
         """Offload the engines and bring the actor's weights and gradients back: it works from now on."""
@@ -39,18 +40,20 @@ class MemorySharing(Protocol):
         """Seconds of offloading and onloading in the two blocks since the last call, as the phase `sleep_wake`."""
         raise NotImplementedError
 
+    def take_metrics(self) -> dict[str, float]:
+        """Seconds of each step, `onload_actor` included, since the last call, as `sleep_wake/*_seconds`."""
+        raise NotImplementedError
 
-def open_memory_sharing(config: Config, pool: "RolloutPool") -> MemorySharing:
-    """As `ray.colocate` and `ray.sleep` say; Ray must be initialised."""
-    return Colocated(pool) if config.ray.shares_memory(gpus=cluster_gpus() > 0) else Separate()
+
+def open_memory_sharing(config: Config, pool: "RolloutPool", actor: "ActorGroup") -> MemorySharing:
+    """As `ray.colocate` and `ray.sleep` say; Ray must be initialised. The actor need not have joined yet."""
+    return Colocated(pool, actor) if config.ray.shares_memory(gpus=cluster_gpus() > 0) else Separate()
 
 
 class Separate:
     """Engines and actor have memory of their own: nothing ever changes."""
 
     def start_actor(self) -> None: ...
-
-    def attach(self, actor: "ActorGroup") -> None: ...
 
     def onload_actor(self) -> None: ...
 
@@ -65,56 +68,84 @@ class Separate:
     def take_seconds(self) -> dict[str, float]:
         return {}
 
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
 
 class Colocated:
-    """Either side frees its memory while the other works. Only weights are there twice, while they are handed over."""
+    """Either side frees its memory while the other works. Only weights are there twice, while they are handed over; and
+    the actor's stay where they are while engines generate, where what the engines leave free is room enough."""
 
-    def __init__(self, pool: "RolloutPool") -> None:
+    def __init__(self, pool: "RolloutPool", actor: "ActorGroup") -> None:
         self._pool = pool
-        self._actor: ActorGroup | None = None
+        self._actor = actor
+        self._spare_bytes = 0
+        self._beside_engines: Resident | None = None
         self._seconds = 0.0
+        self._steps: dict[str, float] = {}
 
     def start_actor(self) -> None:
         """Engines measure free memory when they start, so the actor must not take any meanwhile."""
         self._pool.wait_until_ready()
+        # After their warm-up, engines hold as much as they ever will.
+        self._spare_bytes = self._actor.free_device_bytes()
         self._pool.sleep(("kv_cache", "weights"))
-
-    def attach(self, actor: "ActorGroup") -> None:
-        self._actor = actor
 
     def onload_actor(self) -> None:
-        self._pool.sleep(("kv_cache", "weights"))
-        self._started_actor.keep_resident("all")
+        with self._step("engines_sleep"):
+            self._pool.sleep(("kv_cache", "weights"))
+        with self._step("actor_onload"):
+            self._actor.keep_resident("all")
 
     @contextmanager
     def during_weight_sync(self) -> Iterator[None]:
         with self._timed():
-            self._started_actor.keep_resident("weights")
-            self._pool.wake(("weights",))
+            with self._step("actor_offload"):
+                self._actor.keep_resident("weights")
+            with self._step("engines_wake"):
+                self._pool.wake(("weights",))
         yield
         with self._timed():
-            self._started_actor.keep_resident("nothing")
-            self._pool.wake(("kv_cache",))
+            self._leave_device_to_engines()
 
     @contextmanager
     def during_save(self) -> Iterator[None]:
         with self._timed():
             self._pool.sleep(("kv_cache",))
-            self._started_actor.keep_resident("weights")
+            self._actor.keep_resident("weights")
         yield
         with self._timed():
-            self._started_actor.keep_resident("nothing")
-            self._pool.wake(("kv_cache",))
+            self._leave_device_to_engines()
 
     def take_seconds(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, 0.0
         return {"sleep_wake": seconds}
 
+    def take_metrics(self) -> dict[str, float]:
+        steps, self._steps = self._steps, {}
+        return {f"sleep_wake/{step}_seconds": seconds for step, seconds in steps.items()}
+
     @property
-    def _started_actor(self) -> "ActorGroup":
-        if self._actor is None:
-            raise RuntimeError("the actor was not attached")
-        return self._actor
+    def _kept(self) -> "Resident":
+        """What of the actor stays on the device while engines generate. Asked for first when it holds its weights and
+        nothing else."""
+        if self._beside_engines is None:
+            fits = self._actor.resident_bytes() <= _USED_SHARE_OF_SPARE * self._spare_bytes
+            self._beside_engines = "weights" if fits else "nothing"
+        return self._beside_engines
+
+    def _leave_device_to_engines(self) -> None:
+        if self._kept == "nothing":
+            with self._step("actor_offload"):
+                self._actor.keep_resident("nothing")
+        with self._step("engines_wake"):
+            self._pool.wake(("kv_cache",))
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._steps[name] = self._steps.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

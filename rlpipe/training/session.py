@@ -23,10 +23,9 @@ from rlpipe.training.evaluation import Evaluation
 from rlpipe.training.iteration import IterationLog, IterationRecord
 from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
-from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
-from rlpipe.training.placement import placements, ray_cluster
-from rlpipe.training.warm_up import warm_up_actor
+from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.weight_sync import WeightSync
+from rlpipe.training.workers import StartClock, open_workers
 from rollout.pool import RolloutPool
 
 
@@ -97,7 +96,8 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     What can be wrong in the configuration, the data or the model folder is found before anything is started.
     """
     console = Console(config.run.iterations)
-    with console.task("reading model folder and data"):
+    clock = StartClock(console)
+    with clock.task("inputs", "reading model folder and data"):
         inputs = load_inputs(config)
     config = inputs.config
     for made in inputs.made:
@@ -109,28 +109,16 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     config = _with_saved_reference(config, directory)
     with ExitStack() as stack:
         grading = stack.enter_context(open_grading(config.reward))
-        with console.task("starting Ray"):
-            stack.enter_context(ray_cluster(config))
-            actor_bundles, engine_bundles = stack.enter_context(placements(config))
-        pool = RolloutPool.start(config, config.model.path, engine_bundles, str(directory.logs))
-        stack.callback(pool.stop)
-        memory_sharing = open_memory_sharing(config, pool)
-        with console.task("starting the actor"):
-            memory_sharing.start_actor()
-            actor = ActorGroup.start(config, actor_bundles, str(directory.logs.absolute()))
-        stack.callback(actor.stop)
-        memory_sharing.attach(actor)
-        for note in actor.notes:
-            console.say(note)
-        warm_up_actor(config, actor, config.algorithm, console)
-        state = _load_or_warm_start(inputs, actor, checkpoint, directory, console)
-        with console.task("waiting for the engines"):
-            engines = pool.wait_until_ready()
-        for note in dict.fromkeys(note for engine in engines for note in engine.notes):
-            console.say(note)
-        weights = WeightSync(config, actor, pool, memory_sharing)
-        weights.push(state.iteration)
+        logs = str(directory.logs.absolute())
+        workers = stack.enter_context(open_workers(config, config.algorithm, logs, console, clock))
+        pool, actor, memory_sharing = workers.pool, workers.actor, workers.memory_sharing
+        state = _load_or_warm_start(inputs, actor, checkpoint, directory, console, clock)
+        workers.wait_for_engines(console, clock)
+        with clock.task("weights", "sending weights to the engines"):
+            weights = WeightSync(config, actor, pool, memory_sharing)
+            weights.push(state.iteration)
         memory_sharing.take_seconds()  # belong to no iteration
+        memory_sharing.take_metrics()
 
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
         position = StreamState(state.epoch, state.position)
@@ -141,7 +129,7 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
             config=config,
             directory=directory,
             console=console,
-            log=IterationLog(trackers, console),
+            log=IterationLog(trackers, console, clock.metrics()),
             prompt_set=inputs.training,
             pool=pool,
             actor=actor,
@@ -164,15 +152,20 @@ def _with_saved_reference(config: Config, directory: RunDirectory) -> Config:
 
 
 def _load_or_warm_start(
-    inputs: Inputs, actor: ActorGroup, checkpoint: Path | None, directory: RunDirectory, console: Console
+    inputs: Inputs,
+    actor: ActorGroup,
+    checkpoint: Path | None,
+    directory: RunDirectory,
+    console: Console,
+    clock: StartClock,
 ) -> RunState:
     settings = inputs.config.warm_start
     if checkpoint is not None:
-        with console.task(f"loading {checkpoint}"):
+        with clock.task("policy", f"loading {checkpoint}"):
             saved: dict[str, Any] = actor.load_checkpoint(checkpoint)
         return RunState(**saved)
     if settings is not None:
-        with console.task(f"warm start, up to {settings.steps} supervised steps"):
+        with clock.task("policy", f"warm start, up to {settings.steps} supervised steps"):
             result = warm_start(inputs, settings, actor, console)
             if inputs.config.algorithm.kl.coefficient > 0:
                 actor.save_hf(directory.reference)

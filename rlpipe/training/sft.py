@@ -118,7 +118,8 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
         stack.callback(actor.stop)
         for note in actor.notes:
             console.say(note)
-        warm_up_actor(config, actor, _ALGORITHM, console)
+        with console.task("warming up kernels"):
+            warm_up_actor(config, actor, _ALGORITHM)
         state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
         position = StreamState(state.epoch, state.position)

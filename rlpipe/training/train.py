@@ -58,6 +58,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path
                     run.checkpoint(iteration)
                 step.split("checkpoint", run.memory_sharing.take_seconds(), rest="checkpoint")
                 with step.phase("tracking"):
+                    step.add(run.memory_sharing.take_metrics())
                     run.measurement.finish(step, packs)
         run.close()
     return run.directory.path

@@ -10,22 +10,20 @@ from rlpipe.batching.shape_classes import shape_class_packs
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.model.hf_config import load_model_shape
-from rlpipe.monitoring.console import Console
 from rlpipe.shared.pack import Pack
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
 
 
-def warm_up_actor(config: Config, actor: "ActorGroup", algorithm: AlgorithmConfig, console: Console) -> None:
+def warm_up_actor(config: Config, actor: "ActorGroup", algorithm: AlgorithmConfig) -> None:
     """Leaves weights, optimizer and random numbers as they are. `jit.warm_up` says whether anything is done."""
     if config.jit.warm_up == "off":
         return
     vocabulary = load_model_shape(config.model.path).vocab_size
     training = [_with_reference(pack) for pack in shape_class_packs(PackLimits.training(config.actor), vocabulary)]
     forward = shape_class_packs(PackLimits.forward_only(config.actor), vocabulary)
-    with console.task("warming up kernels"):
-        actor.warm_up(training, forward, algorithm)
+    actor.warm_up(training, forward, algorithm)
 
 
 def _with_reference(pack: Pack) -> Pack:

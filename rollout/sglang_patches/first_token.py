@@ -11,13 +11,20 @@ _FILE_VARIABLE = "RLPIPE_FIRST_TOKEN"
 
 
 class FirstToken:
-    """The engine's side: make it before the scheduler processes start."""
+    """The engine's side: make it before the scheduler processes start. Tokens before `begin` do not count."""
 
     def __init__(self, log_path: Path) -> None:
         self._file = log_path.with_suffix(".first_token")
         self._file.unlink(missing_ok=True)
+        self._not_yet = _not_yet(self._file)
+        self._not_yet.parent.mkdir(parents=True, exist_ok=True)
+        self._not_yet.touch()
         self._time: float | None = None
         os.environ[_FILE_VARIABLE] = str(self._file)
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        self._not_yet.unlink(missing_ok=True)
 
     @property
     def time(self) -> float | None:
@@ -25,6 +32,11 @@ class FirstToken:
         if self._time is None and self._file.exists():
             self._time = self._file.stat().st_mtime
         return self._time
+
+
+def _not_yet(file: Path) -> Path:
+    """There while the engine warms up."""
+    return file.with_suffix(".warming_up")
 
 
 def install_in_scheduler() -> None:
@@ -37,8 +49,9 @@ def install_in_scheduler() -> None:
     original = SchedulerReqTimeStats.set_prefill_finished_time
 
     def note(self: SchedulerReqTimeStats, ts: float | None = None) -> None:
-        SchedulerReqTimeStats.set_prefill_finished_time = original
-        Path(path).write_text(f"{time.time()}\n")
+        if not _not_yet(Path(path)).exists():
+            SchedulerReqTimeStats.set_prefill_finished_time = original
+            Path(path).write_text(f"{time.time()}\n")
         original(self, ts)
 
     SchedulerReqTimeStats.set_prefill_finished_time = note

@@ -25,7 +25,13 @@ def config_of():
     return make_config
 
 
-def make_config(engines: int = 1, sampling: dict | None = None, algorithm: dict | None = None, **engine) -> Config:
+def make_config(
+    engines: int = 1,
+    sampling: dict | None = None,
+    algorithm: dict | None = None,
+    jit: dict | None = None,
+    **engine,
+) -> Config:
     settings = {"dtype": "float32", "max_running_requests": 16} | engine
     return Config.model_validate(
         {
@@ -39,6 +45,7 @@ def make_config(engines: int = 1, sampling: dict | None = None, algorithm: dict 
                 "sampling": sampling or {},
             },
             "algorithm": algorithm or {},
+            "jit": jit or {},
             "weight_sync": {"verify": True},
         }
     )

@@ -38,16 +38,21 @@ def other_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def test_an_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and_its_death_is_told(
+def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and_its_death_is_told(
     dense_pool, dense_folder, config_of, other_machine, tmp_path
 ):
     requests = mixed_requests()
     expected = answers(dense_pool.generate(requests, DEADLINE))
     shared_memory = set(os.listdir("/dev/shm"))
-    pool = RolloutPool.start(config_of(max_running_requests=7), dense_folder, log_directory=str(tmp_path))
+    config = config_of(max_running_requests=7, jit={"warm_up": "on"})
+    pool = RolloutPool.start(config, dense_folder, log_directory=str(tmp_path))
     try:
-        pool.wait_until_ready()
+        (health,) = pool.wait_until_ready()
+        assert health.start_seconds["warm_up"] > 0.1
+        (usage,) = pool.take_usage()
+        assert (usage.requests, usage.response_tokens, usage.first_token_time) == (0, 0, None)
         assert answers(pool.generate(requests, DEADLINE)) == expected
+        assert pool.take_usage()[0].first_token_time is not None
         assert "has one core and AMX" in (tmp_path / "rollout_engine_0.log").read_text()
         pid = pool.worker_pids()[0]
         (scheduler,) = scheduler_processes(psutil.Process(pid))

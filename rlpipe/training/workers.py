@@ -1,0 +1,95 @@
+"""Starting what a run works with, Ray, engines and actor, as much as possible at the same time."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from actor.group import ActorGroup
+from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.root import Config
+from rlpipe.monitoring.console import Console
+from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
+from rlpipe.training.placement import placements, ray_cluster
+from rlpipe.training.warm_up import warm_up_actor
+from rollout.pool import RolloutPool
+from rollout.requests import EngineHealth
+
+
+class StartClock:
+    """Seconds from the command to the first iteration, part by part, as the metrics `start/*_seconds`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begin = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._beside: dict[str, float] = {}
+
+    @contextmanager
+    def task(self, part: str, text: str) -> Iterator[None]:
+        """A part of the start that the driver waits for; `text` is its line on the console."""
+        begin = time.perf_counter()
+        with self._console.task(text):
+            yield
+        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - begin
+
+    def add(self, parts: Mapping[str, float]) -> None:
+        """Parts that workers spent beside each other and the driver."""
+        self._beside.update(parts)
+
+    def metrics(self) -> dict[str, float]:
+        """Up to now, said on the console, too."""
+        seconds = {**self._seconds, **self._beside, "total": time.perf_counter() - self._begin}
+        waited = ", ".join(f"{part} {spent:.1f}" for part, spent in self._seconds.items())
+        beside = ", ".join(f"{part} {spent:.1f}" for part, spent in self._beside.items())
+        self._console.say(f"started in {seconds['total']:.1f} s: {waited}; beside each other: {beside}")
+        return {f"start/{part}_seconds": spent for part, spent in seconds.items()}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The actor, ready to work and with kernels warm, and engines, which may still be starting."""
+
+    pool: RolloutPool
+    actor: ActorGroup
+    memory_sharing: MemorySharing
+
+    def wait_for_engines(self, console: Console, clock: StartClock) -> None:
+        """Until they are ready and warm."""
+        with clock.task("engines", "waiting for the engines"):
+            engines = self.pool.wait_until_ready()
+        for note in dict.fromkeys(note for engine in engines for note in engine.notes):
+            console.say(note)
+        clock.add(_slowest_parts(engines))
+        clock.add({f"actor_{part}": spent for part, spent in self.actor.start_seconds.items()})
+
+
+@contextmanager
+def open_workers(
+    config: Config, algorithm: AlgorithmConfig, log_directory: str, console: Console, clock: StartClock
+) -> Iterator[Workers]:
+    """The actor's processes start and import while engines load and warm up, and take device memory only after that."""
+    with ExitStack() as stack:
+        with clock.task("ray", "starting Ray"):
+            stack.enter_context(ray_cluster(config))
+            actor_bundles, engine_bundles = stack.enter_context(placements(config))
+        pool = RolloutPool.start(config, config.model.path, engine_bundles, log_directory)
+        stack.callback(pool.stop)
+        actor = ActorGroup.launch(config, actor_bundles, log_directory)
+        stack.callback(actor.stop)
+        memory_sharing = open_memory_sharing(config, pool, actor)
+        with clock.task("engines", "starting engines"):
+            memory_sharing.start_actor()
+        with clock.task("actor", "starting the actor"):
+            actor.join()
+        for note in actor.notes:
+            console.say(note)
+        with clock.task("warm_up", "warming up kernels"):
+            warm_up_actor(config, actor, algorithm)
+        yield Workers(pool, actor, memory_sharing)
+
+
+def _slowest_parts(engines: tuple[EngineHealth, ...]) -> dict[str, float]:
+    """Parts of the start of the engine that took longest."""
+    slowest = max(engines, key=lambda engine: sum(engine.start_seconds.values()))
+    return {f"engine_{part}": spent for part, spent in slowest.start_seconds.items()}
