@@ -98,6 +98,15 @@ def sft(
         typer.echo(f"policy: {folder / 'policy'}")
 
 
+@app.command("warm-up")
+def warm_up(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Compile every kernel of a run into the caches, on both sides, without running it."""
+    with one_sentence(debug):
+        from rlpipe.commands.warm_up_command import warm_up as fill_caches
+
+        typer.echo(fill_caches(load_config(config, overrides or [])))
+
+
 @app.command("eval")
 def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Evaluate the policy at `model.path` on the evaluation sets."""

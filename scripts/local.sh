@@ -3,9 +3,17 @@
 #
 #   bash scripts/local.sh CONFIG [arguments of `rlpipe train`]
 #
-#   RLPIPE_SETUP   shell lines to run first
+#   RLPIPE_SETUP     shell lines to run first
+#   RLPIPE_WARM_UP   1: fill the caches of all compilers first
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ ! -d .venv/bin ] || export PATH="$PWD/.venv/bin:$PATH"
 eval "${RLPIPE_SETUP:-}"
+if [ "${RLPIPE_WARM_UP:-0}" = 1 ]; then
+  settings=()
+  for argument in "$@"; do
+    [[ $argument == --* ]] || settings+=("$argument")
+  done
+  rlpipe warm-up "${settings[@]}"
+fi
 exec rlpipe train "$@"

@@ -14,7 +14,7 @@ from rlpipe.config.load import validate
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted([*PROJECT.glob("docs/*.md"), PROJECT / "README.md"])
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"\brlpipe (\w+)")
+_COMMAND = re.compile(r"\brlpipe ([\w-]+)")
 _MINIMAL = {
     "run": {"name": "r", "iterations": 2},
     "model": {"path": "policy"},
