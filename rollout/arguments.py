@@ -7,6 +7,7 @@ from typing import Any
 
 from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
+from rlpipe.estimate.engine_pools import EnginePools
 from rlpipe.shared.errors import ConfigError
 from rollout.engine_environment import DeviceKind
 from rollout.requests import SamplingParameters
@@ -57,13 +58,13 @@ class EngineSetup:
     warm_up: tuple[SamplingParameters, ...] = ()
 
 
-def server_arguments(setup: EngineSetup, known: Collection[str]) -> dict[str, Any]:
-    """Keyword arguments for ServerArgs, whose fields are `known`.
+def server_arguments(setup: EngineSetup, known: Collection[str], pools: EnginePools | None = None) -> dict[str, Any]:
+    """Keyword arguments for ServerArgs, whose fields are `known`. pools: on a GPU, of what the run can use.
 
     Raises ConfigError for a name under `rollout.engine.sglang` that ServerArgs lacks or that rollout/ sets itself.
     """
     _check_names(setup.engine.sglang, known)
-    per_device = _cpu_arguments(setup) if setup.device == "cpu" else _cuda_arguments(setup)
+    per_device = _cpu_arguments(setup) if setup.device == "cpu" else _cuda_arguments(setup, pools)
     return _common_arguments(setup) | per_device | setup.engine.sglang
 
 
@@ -71,7 +72,19 @@ def kv_cache_tokens(setup: EngineSetup) -> int:
     """Size of the KV pool on a CPU: as configured, or so that no request ever has to wait for another's memory."""
     if setup.engine.kv_cache_tokens is not None:
         return setup.engine.kv_cache_tokens
-    return setup.engine.max_running_requests * (setup.request_tokens + 8)
+    return running_slots(setup) * (setup.request_tokens + 8)
+
+
+def running_slots(setup: EngineSetup) -> int:
+    """What SGLang is told as the most requests at a time.
+
+    One more where it cuts prompts into chunks: it then counts the request in the middle of its prompt twice
+    (`Scheduler.get_num_allocatable_reqs`: as one that runs, and by its taken slot), and takes up one request too few
+    until the first of them ends.
+    """
+    default = -1 if setup.device == "cpu" else 0
+    chunk = setup.engine.sglang.get("chunked_prefill_size", default)
+    return setup.engine.max_running_requests + (chunk is None or chunk >= 0)
 
 
 def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
@@ -81,7 +94,7 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
         "dtype": engine.dtype,
         "tp_size": engine.tensor_parallel,
         "context_length": engine.context_tokens,
-        "max_running_requests": engine.max_running_requests,
+        "max_running_requests": running_slots(setup),
         "mem_fraction_static": engine.memory_fraction,
         "enable_deterministic_inference": engine.deterministic,
         "random_seed": setup.seed,
@@ -110,15 +123,27 @@ def _cpu_arguments(setup: EngineSetup) -> dict[str, Any]:
     }
 
 
-def _cuda_arguments(setup: EngineSetup) -> dict[str, Any]:
+def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None) -> dict[str, Any]:
     return {
         "device": "cuda",
-        "max_total_tokens": setup.engine.kv_cache_tokens,
+        **_pool_arguments(setup.engine, pools),
         # Capturing prefill graphs compiles for over a minute and gains nothing for decoding.
         "disable_prefill_cuda_graph": True,
-        "cuda_graph_max_bs_decode": setup.engine.max_running_requests,
+        "cuda_graph_max_bs_decode": running_slots(setup),
         "enable_memory_saver": setup.memory_saver,
     }
+
+
+def _pool_arguments(engine: EngineConfig, pools: EnginePools | None) -> dict[str, Any]:
+    """Pools no larger than the run can use; where it could use more than there is, SGLang divides what it measures in
+    the ratio of the needs. By itself it fills its share of the GPU, states with nine tenths of what tokens get."""
+    if pools is None:
+        return {"max_total_tokens": engine.kv_cache_tokens}
+    if pools.fits:
+        states = {} if pools.states is None else {"max_mamba_cache_size": pools.states}
+        return {"max_total_tokens": pools.kv_tokens} | states
+    ratio = {"mamba_full_memory_ratio": pools.states_bytes / pools.kv_bytes} if pools.states and pools.kv_bytes else {}
+    return {"max_total_tokens": engine.kv_cache_tokens} | ratio
 
 
 def _check_names(extra: Collection[str], known: Collection[str]) -> None:

@@ -103,7 +103,8 @@ class Engine:
         cleanup.avoid_named_semaphores()
         from rollout.sglang_engine import server_argument_names, start_sglang
 
-        arguments = server_arguments(setup, server_argument_names()) | self._supported_kernels()
+        pools = None if setup.device == "cpu" else kv_memory.gpu_pools(setup)
+        arguments = server_arguments(setup, server_argument_names(), pools) | self._supported_kernels()
         imported = time.perf_counter()
         try:
             self._sglang = start_sglang(setup.instance, arguments)

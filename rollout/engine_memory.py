@@ -47,18 +47,28 @@ def visible_gpus() -> list[str]:
 
 def used_gpu_bytes(gpus: Sequence[str]) -> list[int]:
     """Memory in use on each GPU, by all processes; 0 where the driver does not say."""
+    return [int(memory.used) for memory in _memory_of(gpus)]
+
+
+def total_gpu_bytes(gpus: Sequence[str]) -> list[int]:
+    """Memory of each GPU; 0 where the driver does not say."""
+    return [int(memory.total) for memory in _memory_of(gpus)]
+
+
+def _memory_of(gpus: Sequence[str]) -> list[_NvmlMemory]:
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # a container that was given the GPU without the driver's tools
-        return [0] * len(gpus)
+        return [_NvmlMemory() for _ in gpus]
     nvml.nvmlInit_v2()
-    used = []
+    found = []
     for gpu in gpus:
         handle, memory = ctypes.c_void_p(), _NvmlMemory()
         if gpu.isdecimal():
             failed = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(gpu)), ctypes.byref(handle))
         else:
             failed = nvml.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
-        failed = failed or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        used.append(0 if failed else int(memory.used))
-    return used
+        if not failed:
+            nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        found.append(memory)
+    return found

@@ -1,22 +1,22 @@
-"""Memory of the KV pool on a CPU, checked before SGLang takes it."""
+"""How much memory an engine's pools take: on a CPU checked before SGLang takes it, on a GPU what the run can use."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from rlpipe.estimate.engine_pools import EnginePools, needed_pools, pools_within
+from rlpipe.model.hf_config import load_model_shape
 from rlpipe.shared.errors import ResourceError
-from rollout.arguments import EngineSetup
+from rollout.arguments import EngineSetup, running_slots
+from rollout.engine_memory import total_gpu_bytes, visible_gpus
 
 _KEEP_FREE_BYTES = 512 * 2**20
-_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check(setup: EngineSetup, tokens: int) -> None:
     """Raises ResourceError when a pool of `tokens` does not fit into free memory. Linux would kill the engine later."""
-    config = json.loads((Path(setup.model_path) / "config.json").read_text())
-    per_token = bytes_per_token(config.get("text_config", config), _BYTES[setup.engine.dtype])
+    per_token = _needed(setup).token_bytes
     free = psutil.virtual_memory().available - _KEEP_FREE_BYTES
     if tokens * per_token > free:
         fits = max(0, free // per_token)
@@ -27,10 +27,19 @@ def check(setup: EngineSetup, tokens: int) -> None:
         )
 
 
-def bytes_per_token(config: dict[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers with softmax attention; `config` is config.json's text part."""
-    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
-    layers = sum(kind != "linear_attention" for kind in kinds)
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    return 2 * layers * (config.get("num_key_value_heads") or heads) * head_dim * element_bytes
+def gpu_pools(setup: EngineSetup) -> EnginePools | None:
+    """What the run can use of a GPU's memory for keys, values and states; None where the driver does not tell the GPU's
+    size, and SGLang is left to fill its share."""
+    size = min(total_gpu_bytes(visible_gpus()))
+    if not size:
+        return None
+    weights = sum(file.stat().st_size for file in Path(setup.model_path).glob("*.safetensors"))
+    room = size * setup.engine.memory_fraction - weights / setup.engine.tensor_parallel
+    return pools_within(_needed(setup), int(room))
+
+
+def _needed(setup: EngineSetup) -> EnginePools:
+    config = json.loads((Path(setup.model_path) / "config.json").read_text())
+    architecture = (config.get("architectures") or [""])[0]
+    shape = load_model_shape(setup.model_path)
+    return needed_pools(shape, setup.engine, architecture, running_slots(setup), setup.request_tokens)

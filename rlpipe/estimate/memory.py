@@ -9,6 +9,7 @@ from typing import Any
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
+from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
 from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
@@ -21,8 +22,6 @@ _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLan
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
 _DRIVER = 2_000_000_000
-_MAMBA_SHARE = 0.9  # SGLang: memory of recurrent states over that of the KV pool
-_STATES_PER_REQUEST = 3  # SGLang: states that the radix cache may hold for each running request
 _LOGITS_COPIES = 5
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
 _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
@@ -30,10 +29,11 @@ _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
 @dataclass(frozen=True)
 class Model:
-    """The model as the planner needs it."""
+    """The model as the planner needs it. `architecture`: the class that config.json names."""
 
     shape: ModelShape
     tied: bool
+    architecture: str = ""
 
     @property
     def parameters(self) -> int:
@@ -77,7 +77,7 @@ def load_model(path: str) -> Model:
     path = Path(path).name if not here and (MODELS_FOLDER / Path(path).name).exists() else path
     raw: dict[str, Any] = json.loads(find_config(path).read_text())
     tied = raw.get("tie_word_embeddings", raw.get("text_config", {}).get("tie_word_embeddings", False))
-    return Model(load_model_shape(path), bool(tied))
+    return Model(load_model_shape(path), bool(tied), (raw.get("architectures") or [""])[0])
 
 
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
@@ -131,41 +131,22 @@ def _optimizer_bytes(config: Config, model: Model) -> float:
 
 def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     engine = config.rollout.engine
-    element = _BYTES[engine.dtype]
-    weights = model.parameters * element // engine.tensor_parallel
-    per_token = sum(2 * m.key_value_heads * m.head_dim * element for m in model.attention_layers)
-    shared_by = min(engine.tensor_parallel, min((m.key_value_heads for m in model.attention_layers), default=1))
-    per_token = max(1, per_token // shared_by)
-    per_state = sum(_state_bytes(m, element) for m in model.gdn_layers) // engine.tensor_parallel
+    weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
     longest = config.longest_sequence_tokens
+    requests = engine.max_running_requests
     if not cluster.gpus:
-        tokens = engine.kv_cache_tokens or engine.max_running_requests * (longest + 8)
-        states = engine.max_running_requests if per_state else None
-        parts = {"parameters": weights, "KV pool": tokens * per_token, "GDN states": (states or 0) * per_state}
-        return Engine(_present(parts), tokens, states, min(engine.max_running_requests, tokens // longest))
-    pool = max(0, int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_fraction) - weights)
-    share = float(engine.sglang.get("mamba_full_memory_ratio", _MAMBA_SHARE)) if per_state else 0.0
-    state_pool = int(pool * share / (1 + share))
-    kv_tokens = engine.kv_cache_tokens or (pool - state_pool) // per_token
-    states = state_pool // per_state if per_state else None
-    running = min(engine.max_running_requests, kv_tokens // longest)
-    if states is not None:
-        per_request = 1 if engine.sglang.get("disable_radix_cache") else _STATES_PER_REQUEST
-        running = min(running, states // per_request)
-    parts = {
-        "parameters": weights,
-        "KV pool": kv_tokens * per_token,
-        "GDN states": state_pool,
-        "graphs and workspace": _ENGINE_WORKSPACE,
-    }
-    return Engine(_present(parts), kv_tokens, states, running)
-
-
-def _state_bytes(mixer: GatedDeltaNet, element: int) -> int:
-    """One sequence's recurrent state in float32 and the last inputs of its convolution."""
-    state = mixer.value_heads * mixer.key_head_dim * mixer.value_head_dim * 4
-    channels = 2 * mixer.key_heads * mixer.key_head_dim + mixer.value_heads * mixer.value_head_dim
-    return state + channels * (mixer.conv_width - 1) * element
+        cached = engine.model_copy(update={"sglang": engine.sglang | {"disable_radix_cache": True}})
+        pools = needed_pools(model.shape, cached, model.architecture, requests, longest)
+        workspace = {}
+    else:
+        room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_fraction) - weights
+        pools = pools_within(needed_pools(model.shape, engine, model.architecture, requests + 1, longest), room)
+        workspace = {"graphs and workspace": _ENGINE_WORKSPACE}
+    running = min(requests, pools.kv_tokens // longest)
+    if pools.states is not None and cluster.gpus:
+        running = min(running, pools.states // states_per_request(engine, model.architecture))
+    parts = {"parameters": weights, "KV pool": pools.kv_bytes, "GDN states": pools.states_bytes, **workspace}
+    return Engine(_present(parts), pools.kv_tokens, pools.states, running)
 
 
 def _host_parts(

@@ -62,7 +62,7 @@ def test_recurrent_states_cap_the_requests():
     planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
     engine = planned.memory.engine
     assert engine.states is not None
-    assert engine.concurrency == min(engine.states // 3, engine.kv_tokens // 8448)
+    assert engine.concurrency == min(128, engine.states // 5, engine.kv_tokens // 8448)
 
 
 @pytest.mark.parametrize(

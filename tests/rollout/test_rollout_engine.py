@@ -1,6 +1,7 @@
 """Real SGLang engines on this machine: answers, log-probabilities, repeatability, weights, limits."""
 
 import random
+import re
 
 import pytest
 import ray
@@ -11,6 +12,7 @@ from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.shared.errors import DeadlineError, RolloutError
 from rlpipe.shared.sample import Status
+from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, SamplingParameters
 
 DEADLINE = 120.0
@@ -155,3 +157,17 @@ def test_requests_that_share_an_id_are_refused(dense_pool):
 def test_a_passed_deadline_names_the_engine_and_shows_its_stack(dense_pool):
     with pytest.raises(DeadlineError, match=r"rollout: no answer from engine \d.*(?s:.*)Stacks"):
         dense_pool.generate(make_requests(8, new_tokens=400), deadline_seconds=0.05)
+
+
+@pytest.mark.slow
+def test_a_prompt_cut_in_two_leaves_no_request_behind(ray_session, dense_folder, config_of, tmp_path):
+    """SGLang counts the request in the middle of its prompt twice; all eight must run together nevertheless."""
+    sglang = {"chunked_prefill_size": 64, "log_level": "info", "decode_log_interval": 1}
+    config = config_of(max_running_requests=8, sglang=sglang)
+    prompt, sampling = tuple(range(1, 41)), SamplingParameters(40, ignore_eos=True)
+    with RolloutPool.start(config, dense_folder, log_directory=str(tmp_path)) as pool:
+        pool.wait_until_ready()
+        requests = [GenerateRequest(str(index), prompt, sampling, index) for index in range(8)]
+        assert len(answers(pool.generate(requests, DEADLINE))) == 8
+        decoding = re.findall(r"Decode batch, #running-req: (\d+)", (tmp_path / "rollout_engine_0.log").read_text())
+    assert set(decoding) == {"8"}

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpipe.config.rollout import EngineConfig
+from rlpipe.estimate.engine_pools import needed_pools, pools_within
+from rlpipe.model.hf_config import load_model_shape
 from rlpipe.shared.errors import ConfigError
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.dispatch import Dispatcher
 from rollout.engine_environment import engine_environment
 from rollout.engine_usage import UsageClock
-from rollout.kv_memory import bytes_per_token
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineUsage, GenerateRequest, SamplingParameters, sample_seed
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
@@ -63,10 +64,38 @@ def test_the_default_kv_pool_holds_every_running_request_at_its_longest():
     assert kv_cache_tokens(setup_of(kv_cache_tokens=77)) == 77
 
 
-def test_kv_bytes_count_only_layers_with_softmax_attention():
-    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
-    assert bytes_per_token(config, 4) == 4 * 2 * 2 * 16 * 4
-    assert bytes_per_token(config | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 4) == 2 * 2 * 16 * 4
+def test_the_pools_of_a_gpu_are_as_large_as_what_the_run_can_use():
+    shape = load_model_shape("Qwen3.5-35B-A3B")
+    engine = EngineConfig(max_running_requests=128)
+    pools = needed_pools(shape, engine, "Qwen3_5MoeForCausalLM", 129, 8448)
+    assert pools.token_bytes == 10 * 2 * 2 * 256 * 2
+    assert pools.kv_tokens >= 129 * 8448 and pools.states == 3 * 129
+    setup = replace(setup_of("cuda"), engine=engine)
+    arguments = server_arguments(setup, (), pools_within(pools, 10**12))
+    assert (arguments["max_total_tokens"], arguments["max_mamba_cache_size"]) == (pools.kv_tokens, pools.states)
+    assert "mamba_full_memory_ratio" not in arguments
+
+    short = pools_within(pools, (pools.kv_bytes + pools.states_bytes) // 2)
+    assert not short.fits and short.kv_bytes + short.states_bytes < (pools.kv_bytes + pools.states_bytes) / 2
+    divided = server_arguments(setup, (), short)
+    assert divided["max_total_tokens"] is None and "max_mamba_cache_size" not in divided
+    assert divided["mamba_full_memory_ratio"] == pytest.approx(pools.states_bytes / pools.kv_bytes, rel=0.01)
+
+
+def test_settings_of_the_pools_stay():
+    shape = load_model_shape("Qwen3.5-35B-A3B")
+    engine = EngineConfig(kv_cache_tokens=77, sglang={"max_mamba_cache_size": 5})
+    pools = needed_pools(shape, engine, "", 129, 8448)
+    assert (pools.kv_tokens, pools.states) == (77, 5)
+    assert needed_pools(load_model_shape("Qwen3-8B"), engine, "", 129, 8448).states is None
+
+
+def test_an_engine_that_cuts_prompts_into_chunks_has_a_slot_to_spare():
+    assert server_arguments(setup_of("cuda", max_running_requests=9), ())["max_running_requests"] == 10
+    assert server_arguments(setup_of("cuda", max_running_requests=9), ())["cuda_graph_max_bs_decode"] == 10
+    assert server_arguments(setup_of(max_running_requests=9), ())["max_running_requests"] == 9
+    whole = setup_of("cuda", max_running_requests=9, sglang={"chunked_prefill_size": -1})
+    assert server_arguments(whole, {"chunked_prefill_size"})["max_running_requests"] == 9
 
 
 def test_seeds_are_63_bits_and_differ_by_run_and_sample():
