@@ -54,6 +54,53 @@ class NetworkConfig(Section):
     """InfiniBand or RoCE devices that NCCL may use, for instance `mlx5_0`."""
 
 
+class SpeedsConfig(Section):
+    """How fast this code runs on such nodes, for the seconds of `rlpipe plan`: measured by `benchmarks/whole_step.py`,
+    to be corrected from its table where a part is off. The defaults are of one H200 with 16 cores."""
+
+    layers_share_of_peak: float = Field(0.31, gt=0, le=1)
+    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs of 16,384 tokens and more."""
+
+    exchanging_share: float = Field(0.5, gt=0, le=1)
+    """Of that, where ranks exchange activations (TP, CP, EP or PP above 1). An assumption until it is measured."""
+
+    decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
+    """Of the GPU's memory bandwidth, reading weights, keys and values, and states for a decoding step."""
+
+    decoding_step_seconds: float = Field(0.0022, ge=0)
+    """Of a decoding step beside it: scheduling, sampling, log-probabilities."""
+
+    adam_parameters_per_core_second: float = Field(9.1e7, gt=0)
+    """Parameters that a thread of the host updates in a second, transfers of gradients and weights included."""
+
+    host_memory_gigabytes_per_second: float = Field(300, gt=0)
+    """Bandwidth of a node's host memory, which bounds all threads together."""
+
+    onload_gigabytes_per_second: float = Field(6.7, gt=0)
+    """Masters in float32 that a process brings back to its GPU, over all time of the phase `sleep_wake`."""
+
+    weight_buffers_gigabytes_per_second: float = Field(420, gt=0)
+    """Weights that pass through buffers in the memory of a shared GPU."""
+
+    weight_sync_share_of_link: float = Field(0.68, gt=0, le=1)
+    """Of the link between two GPUs, weights sent to separate engines."""
+
+    call_seconds: float = Field(0.005, ge=0)
+    """Of a call to all workers, whatever it does."""
+
+    cpu_tflops: float = Field(0.05, gt=0)
+    """FLOPs of an actor's process on a CPU."""
+
+    cpu_gigabytes_per_second: float = Field(10, gt=0)
+    """Memory that one thread of a CPU reads, for what is bound by it: decoding and the optimizer there."""
+
+    cpu_decoding_step_seconds: float = Field(0.005, ge=0)
+    """Of a decoding step on a CPU, whatever it computes."""
+
+    gloo_gigabytes_per_second: float = Field(2, gt=0)
+    """Weights sent between processes on a CPU."""
+
+
 class SlurmConfig(Section):
     """What sbatch is told."""
 
@@ -116,6 +163,9 @@ class ClusterConfig(Section):
 
     network: NetworkConfig = NetworkConfig()
     """Bandwidths and interfaces."""
+
+    speeds: SpeedsConfig = SpeedsConfig()
+    """What `rlpipe plan` assumes of this code's speed there."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of every process of the job. Never secrets: they appear in what `--dry-run` prints."""

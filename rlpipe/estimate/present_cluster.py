@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import psutil
 
-from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig
+from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig, SpeedsConfig
 from rlpipe.config.load import load_section
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def present_cluster() -> ClusterConfig:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gigabytes": host_memory_bytes() / 1e9,
     }
-    network = NetworkConfig()
+    network, speeds = NetworkConfig(), SpeedsConfig()
     if gpus:
         name, size_bytes = gpus[0]
         node |= {"gpu": name, "gpu_memory_gigabytes": size_bytes / 1e9}
@@ -38,8 +38,8 @@ def present_cluster() -> ClusterConfig:
         if known is not None:
             speed = known.node.gpu_memory_gigabytes_per_second
             node |= {"gpu_memory_gigabytes_per_second": speed}
-            network = known.network
-    return ClusterConfig(kind="local", node=NodeConfig.model_validate(node), network=network)
+            network, speeds = known.network, known.speeds
+    return ClusterConfig(kind="local", node=NodeConfig.model_validate(node), network=network, speeds=speeds)
 
 
 def visible_gpus() -> list[tuple[str, int]]:

@@ -88,9 +88,39 @@ def test_phases_are_those_that_the_run_needs():
         config = load_config(SEED, overrides)
         return set(plan(config, load_model(config.model.path), load_cluster("local_8x141gb")).seconds)
 
-    assert phases() == {"rollout", "forward_backward", "optimizer", "weight_sync"}
+    assert phases() == {"rollout", "forward_backward", "optimizer", "sleep_wake", "weight_sync"}
+    assert phases() - phases("ray.sleep=never") == {"sleep_wake"}
     assert phases("algorithm.kl.coefficient=0.01") - phases() == {"ref_logprob"}
     assert phases("algorithm.updates_per_iteration=2") - phases() == {"old_logprob"}
+
+
+@pytest.mark.parametrize(
+    ("speed", "phase"),
+    [
+        ("layers_share_of_peak", "forward_backward"),
+        ("decoding_share_of_bandwidth", "rollout"),
+        ("adam_parameters_per_core_second", "optimizer"),
+        ("onload_gigabytes_per_second", "sleep_wake"),
+        ("weight_buffers_gigabytes_per_second", "weight_sync"),
+    ],
+)
+def test_a_phase_takes_longer_where_its_part_is_slower(speed, phase):
+    cluster, config = load_cluster("local_8x141gb"), load_config(SEED)
+    speeds = cluster.speeds.model_copy(update={speed: getattr(cluster.speeds, speed) / 2})
+    slower = cluster.model_copy(update={"speeds": speeds})
+    model = load_model(config.model.path)
+    before, after = (plan(config, model, one).seconds for one in (cluster, slower))
+    assert after[phase] > 1.3 * before[phase]
+    assert {name: after[name] for name in after if name not in (phase, "rollout")} == {
+        name: before[name] for name in before if name not in (phase, "rollout")
+    }
+
+
+def test_a_forced_length_is_the_length_that_is_planned():
+    forced = ["rollout.sampling.ignore_eos=true", "--cluster", "local_8x141gb"]
+    assert "with responses of 8,192 tokens" in _run(str(SEED), *forced)
+    refused = CliRunner().invoke(app, ["plan", str(SEED), *forced, "--response-tokens", "100"])
+    assert refused.exit_code == 2 and "lets every response meet its limit of 8192 tokens" in refused.output
 
 
 def test_eight_billion_parameters_do_not_fit_a_laptop():
