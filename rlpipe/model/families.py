@@ -1,5 +1,6 @@
 """The supported model families: a pure function each, from a complete Hugging Face configuration to a description."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +54,14 @@ EXPERT_KEYS = frozenset(
     {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "output_router_logits"}
 )
 SPARSITY_KEYS = frozenset({"decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"})
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "num_experts_per_tok", "moe_intermediate_size"),
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads"),
+    *("linear_num_value_heads", "decoder_sparse_step"),
+)
+_SIZES_OR_NONE = ("num_experts", "num_local_experts", "shared_expert_intermediate_size")
+_LARGEST_SIZE = 2**31 - 1
 HYBRID_KEYS = frozenset(
     {
         "layer_types",
@@ -70,11 +79,16 @@ HYBRID_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Family:
-    """How to read one architecture. `nested` is the model type of the text part inside a wrapper."""
+    """How to read one architecture.
+
+    hybrid: layers may be linear attention, and rotary embedding may leave channels out; transformers ignores in the
+    others what says so. wrapper: the text part may be nested in a vision-language configuration.
+    """
 
     model_type: str
     describe: Callable[[Config], ModelDescription]
     understood: frozenset[str]
+    hybrid: bool = False
     wrapper: bool = False
 
 
@@ -93,12 +107,15 @@ def read_model(source: str | Path | Config) -> ModelDescription:
     text = raw
     if family.wrapper and isinstance(raw.get("text_config"), dict):
         refuse_unknown_keys(raw, WRAPPER_KEYS, architecture)
-        text = {"tie_word_embeddings": raw.get("tie_word_embeddings", False), **raw["text_config"]}
+        text = {**raw["text_config"], "tie_word_embeddings": raw.get("tie_word_embeddings", False)}  # never the text's
     refuse_unknown_keys(text, family.understood, architecture)
     config = fill_defaults(text, family.model_type)
     stored = stored_tensors(source)
     config["mtp_layers"] = _mtp_layers(text, stored)
     _refuse_other_maths(config, text)
+    if not family.hybrid:
+        _refuse_hybrid_maths(config, text, architecture)
+    _check_sizes(config, text)
     return replace(
         family.describe(config),
         architecture=architecture,
@@ -113,7 +130,7 @@ def _mtp_layers(text: Config, stored: frozenset[str]) -> int:
     """Qwen3-Next's configuration does not say that its weights hold a prediction layer."""
     for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
         if text.get(key) is not None:
-            return int(text[key])
+            return _size(key, text[key], 0)
     return int("mtp.fc.weight" in stored)
 
 
@@ -138,6 +155,51 @@ def _refuse_other_maths(config: Config, text: Config) -> None:
         raise ModelError(f"config.json has layer_types {sorted(unknown)}: only full and linear attention are supported")
 
 
+def _refuse_hybrid_maths(config: Config, text: Config, architecture: str) -> None:
+    """What transformers (and SGLang, mostly) would pass over."""
+    for place in (text, config.get("rope_parameters") or {}):
+        factor = place.get("partial_rotary_factor")
+        if factor not in (None, 1):
+            raise ModelError(
+                f"config.json has partial_rotary_factor = {factor!r}, but {architecture} rotates all channels of a "
+                "head whatever it says: remove it"
+            )
+    if "linear_attention" in (config.get("layer_types") or []):
+        raise ModelError(
+            f"config.json has linear_attention in layer_types, but {architecture} has full attention in all layers: "
+            "correct layer_types"
+        )
+
+
+def _check_sizes(config: Config, text: Config) -> None:
+    for key in (*_SIZES, *_SIZES_OR_NONE):
+        if config.get(key) is not None:
+            _size(key, config[key], int(key in _SIZES))
+    _number("rms_norm_eps", config["rms_norm_eps"], 1.0)
+    if "num_experts" in text and text.get("num_local_experts", text["num_experts"]) != text["num_experts"]:
+        raise ModelError(
+            f"config.json has num_experts = {text['num_experts']} and num_local_experts = {text['num_local_experts']}, "
+            "which mean the same: correct one of them"
+        )
+    layers = config["num_hidden_layers"]
+    if outside := [layer for layer in config.get("mlp_only_layers") or [] if layer not in range(layers)]:
+        raise ModelError(f"config.json has mlp_only_layers {outside}, which a model with {layers} layers does not have")
+    if config.get("layer_types") is not None and len(config["layer_types"]) != layers:
+        raise ModelError(f"layer_types has {len(config['layer_types'])} entries for {layers} layers")
+
+
+def _size(key: str, value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value <= _LARGEST_SIZE:
+        raise ModelError(f"config.json has {key} = {value!r}: a whole number of at least {least} is needed")
+    return value
+
+
+def _number(key: str, value: Any, most: float = math.inf) -> float:
+    if type(value) not in (int, float) or not 0 < value <= most or value == math.inf:
+        raise ModelError(f"config.json has {key} = {value!r}: a number above 0 and up to {most} is needed")
+    return float(value)
+
+
 def _rope(config: Config, head_dim: int) -> Rope:
     """Rotary embedding; multi-modal sections (mrope) are the plain one for text, whose three positions are equal."""
     parameters = dict(config.get("rope_parameters") or {})
@@ -148,15 +210,17 @@ def _rope(config: Config, head_dim: int) -> Rope:
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         known |= set(names)
-        scaling = RopeScaling(*(parameters[name] for name in names))
+        scaling = RopeScaling(*(_number(name, parameters[name]) for name in names))  # type: ignore[arg-type]
     elif kind not in ("default", "mrope"):
         raise ModelError(f"config.json has rope type {kind!r}: supported are default and llama3")
     if unknown := sorted(set(parameters) - known):
         raise ModelError(f"config.json has unknown rope_parameters: {', '.join(unknown)}")
-    dimensions = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
+    share = parameters.get("partial_rotary_factor")
+    dimensions = head_dim if share is None else int(head_dim * _number("partial_rotary_factor", share, 1.0))
     if dimensions % 2:
         raise ModelError(f"partial_rotary_factor rotates {dimensions} of {head_dim} channels: the number must be even")
-    return Rope(theta=float(parameters["rope_theta"]), dimensions=dimensions, scaling=scaling)
+    theta = _number("rope_theta", parameters.get("rope_theta"))
+    return Rope(theta=theta, dimensions=dimensions, scaling=scaling)
 
 
 def _dense(config: Config, *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelDescription:
@@ -212,8 +276,16 @@ def _sparse_layers(config: Config) -> tuple[bool, ...]:
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(config["num_hidden_layers"]))
 
 
+def _expert_count(config: Config) -> int:
+    """`num_experts`, which newer files call `num_local_experts`."""
+    count = config.get("num_experts", config.get("num_local_experts"))
+    if count is None:
+        raise ModelError("config.json has no num_experts, which this architecture needs")
+    return int(count)
+
+
 def _with_experts(model: ModelDescription, config: Config, normalize: bool) -> ModelDescription:
-    count = config.get("num_experts") or config.get("num_local_experts") or 0
+    count = _expert_count(config)
     expert_layers = _sparse_layers(config) if count else (False,) * model.layers
     if not any(expert_layers):
         return model
@@ -248,8 +320,6 @@ def _hybrid(config: Config, *, fused_projections: bool) -> ModelDescription:
             f"linear_num_key_heads = {sizes.key_heads}"
         )
     kinds = cast(tuple[LayerKind, ...], tuple(config["layer_types"]))
-    if len(kinds) != config["num_hidden_layers"]:
-        raise ModelError(f"layer_types has {len(kinds)} entries for {config['num_hidden_layers']} layers")
     return replace(
         _qwen3(config),
         layer_kinds=kinds,
@@ -268,20 +338,27 @@ def _qwen3_5(config: Config) -> ModelDescription:
 
 
 def _qwen3_5_moe(config: Config) -> ModelDescription:
+    if _expert_count(config) == 0:
+        raise ModelError("config.json has num_experts = 0, but all layers of this architecture have experts")
     return _with_experts(_hybrid(config, fused_projections=False), config, normalize=True)
 
 
 _MOE = COMMON_KEYS | EXPERT_KEYS | SPARSITY_KEYS | {"use_sliding_window"}
 _QWEN3_5_MOE = COMMON_KEYS | HYBRID_KEYS | EXPERT_KEYS | {"shared_expert_intermediate_size"}
 
+_NEXT = _MOE | HYBRID_KEYS | {"shared_expert_intermediate_size"}
+_QWEN3_5 = COMMON_KEYS | HYBRID_KEYS
+
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama, COMMON_KEYS | {"mlp_bias"}),
     "Qwen2ForCausalLM": Family("qwen2", _qwen2, COMMON_KEYS | WINDOW_KEYS),
     "Qwen3ForCausalLM": Family("qwen3", _qwen3, COMMON_KEYS | WINDOW_KEYS),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", _qwen3_moe, _MOE),
-    "Qwen3NextForCausalLM": Family("qwen3_next", _qwen3_next, _MOE | HYBRID_KEYS | {"shared_expert_intermediate_size"}),
-    "Qwen3_5ForCausalLM": Family("qwen3_5_text", _qwen3_5, COMMON_KEYS | HYBRID_KEYS),
-    "Qwen3_5ForConditionalGeneration": Family("qwen3_5_text", _qwen3_5, COMMON_KEYS | HYBRID_KEYS, wrapper=True),
-    "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe_text", _qwen3_5_moe, _QWEN3_5_MOE),
-    "Qwen3_5MoeForConditionalGeneration": Family("qwen3_5_moe_text", _qwen3_5_moe, _QWEN3_5_MOE, wrapper=True),
+    "Qwen3NextForCausalLM": Family("qwen3_next", _qwen3_next, _NEXT, hybrid=True),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", _qwen3_5, _QWEN3_5, hybrid=True),
+    "Qwen3_5ForConditionalGeneration": Family("qwen3_5_text", _qwen3_5, _QWEN3_5, hybrid=True, wrapper=True),
+    "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe_text", _qwen3_5_moe, _QWEN3_5_MOE, hybrid=True),
+    "Qwen3_5MoeForConditionalGeneration": Family(
+        "qwen3_5_moe_text", _qwen3_5_moe, _QWEN3_5_MOE, hybrid=True, wrapper=True
+    ),
 }

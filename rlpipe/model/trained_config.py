@@ -5,6 +5,7 @@ of the text model) or refused by name. Defaults come from the pinned transformer
 that a checkpoint leaves out means what it means there.
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,14 @@ def read_raw_config(source: str | Path | dict[str, Any]) -> dict[str, Any]:
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json.loads(path.read_text())
+        raw = json.loads(path.read_text())
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist: give a folder with a Hugging Face config.json") from None
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}): download the model again") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} holds {type(raw).__name__}, not a JSON object: download the model again")
+    return raw
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
@@ -92,8 +96,8 @@ def architecture_of(raw: dict[str, Any]) -> str:
     Raises:
         ModelError: there is none.
     """
-    names = raw.get("architectures") or []
-    if len(names) != 1:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
         raise ModelError(f"config.json has architectures = {names!r}: exactly one class name is needed")
     return str(names[0])
 
@@ -119,6 +123,7 @@ def fill_defaults(raw: dict[str, Any], model_type: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     values = {key: value for key, value in raw.items() if key not in {"architectures", "model_type", "auto_map"}}
+    values = copy.deepcopy(values)  # transformers completes some of them in place
     try:
         config = CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # transformers raises several unrelated types for wrong values
@@ -144,7 +149,10 @@ def tensor_files(model_dir: Path) -> dict[str, Path]:
 
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
-        files = {name: model_dir / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        try:
+            files = {name: model_dir / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is not a readable index of weights ({error}): download it again") from None
         if missing := sorted({str(path) for path in files.values() if not path.exists()}):
             raise ModelError(f"{index} names {missing[0]}, which does not exist: download the model again")
         return files

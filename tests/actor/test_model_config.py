@@ -92,6 +92,20 @@ def test_the_text_part_of_a_vision_language_wrapper_is_read():
         read_model(raw | {"text_config": text | {"surprise": 1}})
 
 
+@pytest.mark.parametrize(("top", "text", "tied"), [(None, True, False), (False, True, False), (True, False, True)])
+def test_only_the_top_of_a_wrapper_says_whether_its_head_is_tied(top, text, tied):
+    """As transformers and SGLang have it."""
+    raw = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": hybrid(tie_word_embeddings=text)}
+    del raw["text_config"]["architectures"]
+    assert read_model(raw if top is None else raw | {"tie_word_embeddings": top}).tied_embeddings == tied
+
+
+def test_reading_a_config_leaves_it_as_it_is():
+    raw = dense(rope_parameters={"rope_theta": 1e4})
+    before = json.dumps(raw)
+    assert json.dumps(read_model(raw).hf_config) == before
+
+
 def test_older_files_say_the_rotary_base_and_scaling_at_the_top():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     raw = {
@@ -135,6 +149,23 @@ def test_multi_modal_rope_is_plain_rope_for_text():
         (hybrid(layer_types=["chunked_attention"] * 4), "chunked_attention"),
         (hybrid(quantization_config={"quant_method": "fp8"}), "quantization_config"),
         (config_of(TinyModel("l", "llama"), "LlamaForCausalLM", mlp_bias=True), "mlp_bias"),
+        (dense(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+        (dense(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}), "= 0.25"),
+        (moe(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+        (config_of(TinyModel("l", "llama"), "LlamaForCausalLM", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (dense(layer_types=["full_attention"] * 3 + ["linear_attention"]), "linear_attention"),
+        (hybrid(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0}), "rotary"),
+        (dense(architectures=5), "architectures"),
+        (dense(hidden_size=-48), "hidden_size = -48"),
+        (dense(rms_norm_eps=float("nan")), "rms_norm_eps"),
+        (dense(rope_parameters={"rope_type": "default", "rope_theta": 0}), "rope_theta"),
+        (moe(num_experts=5), "num_experts = 5 and num_local_experts = 4"),
+        (moe(num_local_experts=None), "num_experts"),
+        (moe(decoder_sparse_step=0), "decoder_sparse_step"),
+        (moe(mlp_only_layers=[7]), "mlp_only_layers [7]"),
+        (hybrid(num_experts=0), "num_experts"),
+        (hybrid(shared_expert_intermediate_size=-1), "shared_expert_intermediate_size"),
+        (hybrid(mtp_num_hidden_layers="x"), "mtp_num_hidden_layers"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(raw, named):
@@ -148,6 +179,13 @@ def test_a_missing_or_broken_file_is_one_sentence(tmp_path):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match="holds list"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(dense()))
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(ModelError, match="not a readable index"):
         read_model(tmp_path)
 
 
