@@ -37,7 +37,6 @@ _SETTINGS = {
     "frozen_parameters": "actor.frozen_parameters",
     "reference": "algorithm.kl.coefficient and model.reference_path",
 }
-_NOT_OF_THE_MODEL = {"hf_config", "weight_prefix", "fused_experts", "fused_mtp_experts", "mtp_layers", "max_positions"}
 
 
 class Checkpointer:
@@ -170,7 +169,6 @@ def _progress(trainer: Trainer) -> dict[str, Any]:
 
 def _identity(trainer: Trainer) -> dict[str, Any]:
     """What must agree between a checkpoint and the configured run; plain JSON values."""
-    described = {name: value for name, value in asdict(trainer.description).items() if name not in _NOT_OF_THE_MODEL}
     actor = trainer.options.actor
     settings = {
         "dtype": actor.dtype,
@@ -178,7 +176,7 @@ def _identity(trainer: Trainer) -> dict[str, Any]:
         "frozen_parameters": sorted(actor.frozen_parameters),
         "reference": trainer.reference is not None,
     }
-    return json.loads(json.dumps(described | settings))
+    return json.loads(json.dumps(trainer.description.maths | settings))
 
 
 def _check_identity(path: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Finds the packs behind a gradient that is not finite, by going through them one at a time."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ def packs_with_bad_gradients(
     algorithm: AlgorithmConfig,
     layout: ActorLayout,
 ) -> tuple[str, ...]:
-    """Sample ids of this rank's packs whose own backward pass leaves a gradient that is not finite.
+    """Sample ids of this rank's packs whose own backward pass leaves a gradient without a finite norm.
 
     Runs the step's passes again, which costs as much as another step, after a skipped one only. Empty where every
     single pack is fine and only their sum overflows. With expert parallelism a rank also names its own pack where
@@ -52,9 +53,10 @@ def _gradients_stay_local(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def _finite(chunks: Sequence[torch.nn.Module]) -> bool:
-    bad = torch.zeros((), device=compute_device())
+    """Whether the sum of squares is finite, as the gradient norm asks: it overflows before a gradient does."""
+    total = torch.zeros((), device=compute_device())
     for chunk in chunks:
         for parameter in chunk.parameters():
             if parameter.requires_grad:
-                bad += (~torch.isfinite(parameter.main_grad)).any()  # type: ignore[attr-defined]
-    return not bool(bad.item())
+                total += torch.linalg.vector_norm(parameter.main_grad).square()  # type: ignore[attr-defined]
+    return math.isfinite(total.item())

@@ -1,7 +1,6 @@
 """Megatron's distributed Adam with masters and moments in host memory, its learning rate, and its clipped step."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,33 +18,6 @@ from rlpipe.config.actor import OptimizerConfig
 from rlpipe.shared.errors import ActorError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def freeze(named: dict[str, tuple[torch.nn.Parameter, tuple[str, ...]]], patterns: Sequence[str]) -> tuple[str, ...]:
-    """Stop training the parameters that a pattern matches; call before the model is wrapped for data parallelism.
-
-    named: global Megatron name -> (parameter, its Hugging Face names). A parameter that holds several Hugging Face
-    tensors is frozen when all of them match, and refused when only some do.
-
-    Returns the Hugging Face names that were frozen on this rank.
-
-    Raises:
-        ActorError: a pattern matches part of a fused parameter.
-    """
-    frozen: list[str] = []
-    for name, (parameter, hf_names) in named.items():
-        matching = [hf for hf in hf_names if any(re.search(pattern, hf) for pattern in patterns)]
-        if not matching:
-            continue
-        if len(matching) < len(hf_names):
-            rest = next(hf for hf in hf_names if hf not in matching)
-            raise ActorError(
-                f"actor.frozen_parameters matches {matching[0]} but not {rest}, and both live in {name}: "
-                "match all of them or none"
-            )
-        parameter.requires_grad_(False)
-        frozen += hf_names
-    return tuple(frozen)
 
 
 class Optimizer:

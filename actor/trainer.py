@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from actor.device import synchronize
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
-from actor.hf.export import parameter_hf_names
+from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.load_weights import load_hf
 from actor.hf.tensor_placement import global_name
 from actor.losses.objective import MISMATCH
 from actor.models.build_model import build_model, read_model
 from actor.models.policy_model import PolicyModel, take_mtp_loss
-from actor.optimizer import Optimizer, freeze
+from actor.optimizer import Optimizer
 from actor.passes import HeadOptions, PackResult, forward_backward, score_packs
 from actor.rank_clock import MegatronTimers, RankClock
 from actor.reduction import any_rank, first_non_finite, reduce_metrics, sum_over_data_and_context, union_of_ids
@@ -30,6 +30,7 @@ from actor.train_report import RankTrainReport, Resident, StepReport, UpdateCoun
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.layout import ActorLayout
+from rlpipe.model.actor_checks import check_reference
 from rlpipe.model.description import ModelDescription
 from rlpipe.shared.errors import ActorError
 from rlpipe.shared.pack import Pack
@@ -157,6 +158,7 @@ class Trainer:
     def _load_weights(self) -> ReferenceWeights | None:
         """Load the reference first where it has its own folder, so that one set of device weights suffices."""
         if self.options.keep_reference and self.options.reference_path is not None:
+            check_reference(self.description, read_model(self.options.reference_path))
             load_hf(self.policy, self.description, self.options.reference_path)
             reference = ReferenceWeights(self.policy)
             load_hf(self.policy, self.description, self.options.model_path)
@@ -165,16 +167,13 @@ class Trainer:
         return ReferenceWeights(self.policy) if self.options.keep_reference else None
 
     def _freeze(self) -> None:
-        patterns = self.options.actor.frozen_parameters
-        if not patterns:
+        if not self.options.actor.frozen_parameters:
             return
-        names = parameter_hf_names(self.policy, self.description)
-        named = {
-            global_name(chunk, name): parameter for chunk in self.policy for name, parameter in chunk.named_parameters()
-        }
-        frozen = freeze({name: (parameter, names[name]) for name, parameter in named.items()}, patterns)
-        if not any_rank(bool(frozen)):
-            raise ActorError(f"actor.frozen_parameters {patterns} match no parameter: correct or remove them")
+        frozen = frozen_targets(self.description, self.options.actor)
+        for chunk in self.policy:
+            for name, parameter in chunk.named_parameters():
+                if global_name(chunk, name) in frozen:
+                    parameter.requires_grad_(False)
 
     def _new_optimizer(self, options: OptimizerConfig, total_steps: int) -> Optimizer:
         return Optimizer(self.chunks, options, self.options.actor.dtype, total_steps)

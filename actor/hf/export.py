@@ -11,26 +11,15 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from actor.hf.safetensors_reader import HfCheckpoint
-from actor.hf.tensor_placement import global_name, has_mtp, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
 from actor.models.policy_model import policy_of
 from rlpipe.model.description import ModelDescription
+from rlpipe.model.trained_config import read_raw_config
 
-__all__ = ["export_plan", "iter_export", "parameter_hf_names", "save_hf"]
+__all__ = ["export_plan", "iter_export", "save_hf"]
 
 SHARD_BYTES = 4 * 1024**3
-
-
-def parameter_hf_names(chunks: Sequence[torch.nn.Module], model: ModelDescription) -> dict[str, tuple[str, ...]]:
-    """Global Megatron name -> the Hugging Face names it is made of, for the parameters of this rank."""
-    names = {entry.target: entry for entry in table_of(chunks, model)}
-    found = {}
-    for chunk in chunks:
-        policy = policy_of(chunk)
-        for name, _ in policy.named_parameters():
-            target = global_name(policy, name)
-            found[target] = tuple(source.name for source in names[target].sources)
-    return found
 
 
 @torch.no_grad()
@@ -167,15 +156,27 @@ def save_hf(
                     writer.add(name, files.read_whole(name))
         writer.finish()
         _copy_companions(source, output)
+        _write_config(source, output, policy_of(chunks[0]).config.params_dtype)
     dist.barrier()
 
 
 def _copy_companions(source: Path, output: Path) -> None:
-    """Everything small that belongs to a model folder except weights: config, generation config, tokenizer."""
-    for path in sorted(source.iterdir()):
+    """Everything small that belongs to a model folder except weights: generation config, tokenizer, chat templates."""
+    for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
         is_weight = path.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or path.name.endswith(".index.json")
         if path.is_file() and not is_weight:
-            shutil.copyfile(path, output / path.name)
+            target = output / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def _write_config(source: Path, output: Path, dtype: torch.dtype) -> None:
+    """The configuration with the dtype that the policy's weights now have."""
+    raw = read_raw_config(source)
+    for part in (raw, raw.get("text_config") or {}):
+        part.pop("torch_dtype", None)  # the older name
+        part["dtype"] = str(dtype).removeprefix("torch.")
+    (output / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
 
 
 class _ShardWriter:

@@ -13,6 +13,7 @@ from actor.hf.safetensors_reader import HfCheckpoint
 from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import Entry
 from rlpipe.model.description import ModelDescription
+from rlpipe.model.weight_checks import check_finite, check_tied_head
 from rlpipe.shared.errors import ModelError
 
 
@@ -34,12 +35,13 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
     together read each tensor about once (replicated norms and routers once per tensor-parallel rank).
 
     Raises:
-        ModelError: a tensor is missing, unknown or of another shape, or a file is damaged.
+        ModelError: a tensor is missing, unknown, of another shape or not finite, or a file is damaged.
     """
     started = time.monotonic()
     with HfCheckpoint(model_dir) as files:
         entries = table_of(chunks, _as_stored(model, files))
         unused = files.check(entries, _unloaded_prefixes(model, has_mtp(chunks)))
+        check_tied_head(model, files.model_dir)
         parameters = local_parameters(chunks)
         mine = [(entry, param) for entry in entries if (param := local_parameter(entry, parameters)) is not None]
         if len(mine) != len(parameters):
@@ -50,6 +52,7 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
             if entry.copy_of is None:
                 _load_parameter(files, entry, param, position)
         _copy_tied(entries, mine)
+        _check_finite(files, mine)
         return LoadReport(files.bytes_read, len(mine), time.monotonic() - started, unused)
 
 
@@ -80,6 +83,18 @@ def _load_parameter(files: HfCheckpoint, entry: Entry, param: torch.nn.Parameter
         param.copy_(files.read(entry, shard.rank, shard.size, param.shape))
     if shard.replicas.size() > 1:
         dist.broadcast(param.data, dist.get_global_rank(shard.replicas, reader), group=shard.replicas)
+
+
+def _check_finite(files: HfCheckpoint, mine: list[tuple[Entry, torch.nn.Parameter]]) -> None:
+    """One look at the device for all parameters; every rank names the same tensor."""
+    flags = torch.stack([torch.isfinite(param.detach()).all() for _, param in mine]).tolist()
+    bad = [source.name for (entry, _), fine in zip(mine, flags, strict=True) if not fine for source in entry.sources]
+    gathered: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(gathered, bad)
+    suspects = list(dict.fromkeys(name for names in gathered for name in names))
+    if suspects:
+        check_finite(files.model_dir, suspects)
+        raise ModelError(f"{suspects[0]} in {files.model_dir} holds values too large for actor.dtype: use float32")
 
 
 @torch.no_grad()

@@ -26,14 +26,14 @@ class ReplayRouter(TopKRouter):
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights, choices): float32 and int64, both [tokens, experts per token]; see `expert_dispatch`."""
         scores = logits.flatten(0, -2)
-        if self.config.moe_router_pre_softmax:
+        if not self.config.normalize_top_k:
             scores = scores.softmax(-1, dtype=torch.float32)
         if self.routes is None:
             weights, chosen = scores.topk(self.topk)
         else:
             chosen = self.routes.to(torch.int64)
             weights = scores.gather(1, chosen)
-        if not self.config.moe_router_pre_softmax:
+        if self.config.normalize_top_k:
             # The softmax over the chosen logits is that over all of them, normalized over the chosen.
             weights = weights.softmax(-1, dtype=torch.float32)
         return weights, chosen

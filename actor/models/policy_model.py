@@ -68,7 +68,7 @@ class PolicyModel(GPTModel):
         """
         self._check_shards(inputs)
         token_ids, position_ids = inputs.token_ids.unsqueeze(0), inputs.position_ids.unsqueeze(0)
-        embedded = self.embedding(token_ids, position_ids) if self.pre_process else None
+        embedded = self._reached(self.embedding(token_ids, position_ids)) if self.pre_process else None
         rotary = cos_sin(self._frequencies, inputs.position_ids, self.config.params_dtype)
         hidden = self.decoder(
             hidden_states=embedded,
@@ -80,11 +80,17 @@ class PolicyModel(GPTModel):
             hidden = AddLoss.apply(hidden, self._mtp_loss(hidden, rotary, inputs))
         return hidden
 
+    def _reached(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of a frozen embedding that gradients travel to nevertheless, where activations are computed
+        again: a module that is called without gradient then would leave out those of its parameters, silently."""
+        recomputed = self.config.recompute_granularity is not None and torch.is_grad_enabled()
+        return hidden.requires_grad_() if recomputed and not hidden.requires_grad else hidden
+
     def _mtp_loss(self, hidden: torch.Tensor, rotary: torch.Tensor, inputs: PackInputs) -> torch.Tensor:
         """Weighted cross entropy of the token after next; see `actor.models.mtp` for why everything is detached."""
         next_ids = inputs.targets.unsqueeze(0)
         embedded = self.embedding(next_ids, inputs.position_ids.unsqueeze(0)).detach()
-        predicted = self.mtp.layers[0](hidden.detach(), embedded, rotary, inputs.sequences)
+        predicted = self.mtp.layers[0](self._reached(hidden.detach()), embedded, rotary, inputs.sequences)
         scores = response_logprobs(
             predicted,
             head_weight(self).detach(),

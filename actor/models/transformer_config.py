@@ -8,22 +8,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from actor.layers.gdn_backend import choose_gdn_backend
 from rlpipe.config.actor import ActorConfig, ParallelConfig
+from rlpipe.model.actor_checks import check_actor
 from rlpipe.model.description import ModelDescription
-from rlpipe.shared.errors import ModelError
 
 
 def transformer_config(model: ModelDescription, actor: ActorConfig) -> TransformerConfig:
     """The configuration that Megatron's modules read.
 
     Raises:
-        ModelError: the parallel layout does not divide the model.
+        ModelError: the model cannot do what `actor` asks for.
     """
-    check_layout(model, actor.parallel)
-    if actor.train_mtp and model.mtp_layers != 1:
-        raise ModelError(
-            f"actor.train_mtp is on, but {model.architecture} has {model.mtp_layers} multi-token-prediction layers "
-            "(exactly 1 can be trained): set actor.train_mtp to false"
-        )
+    check_actor(model, actor)
     config = TransformerConfig(
         **_sizes(model),
         **_experts(model),
@@ -34,44 +29,10 @@ def transformer_config(model: ModelDescription, actor: ActorConfig) -> Transform
         mtp_loss_scaling_factor=actor.mtp_loss_weight,
     )
     config.gdn_sizes = model.gated_delta_net
+    config.normalize_top_k = model.experts is not None and model.experts.normalize_top_k
     if model.gated_delta_net is not None:
         config.gdn_backend = choose_gdn_backend(actor.gdn_backend, model.gated_delta_net, actor.dtype).backend
     return config
-
-
-def check_layout(model: ModelDescription, parallel: ParallelConfig) -> None:
-    """Raise ModelError unless every size divides over the ranks that share it."""
-    tensor, context = parallel.tensor, parallel.context
-    divisions = [
-        ("num_attention_heads", model.heads, "actor.parallel.tensor", tensor),
-        (
-            "num_hidden_layers",
-            model.layers,
-            "actor.parallel.pipeline x virtual_pipeline",
-            parallel.pipeline * (parallel.virtual_pipeline or 1),
-        ),
-    ]
-    if not all(model.expert_layers):
-        divisions.append(("intermediate_size", model.mlp_width, "actor.parallel.tensor", tensor))
-    if model.experts is not None:
-        shared = model.experts.shared_width
-        divisions.append(("num_experts", model.experts.experts, "actor.parallel.expert", parallel.expert))
-        divisions.append(("shared_expert_intermediate_size", shared, "actor.parallel.tensor", tensor))
-    if model.gated_delta_net is not None:
-        heads, product = model.gated_delta_net.key_heads, "actor.parallel.tensor x context"
-        divisions.append(("linear_num_key_heads", heads, product, tensor * context))
-    for name, size, where, parts in divisions:
-        if size % parts:
-            raise ModelError(f"{name} = {size} of {model.architecture} does not divide by {where} = {parts}")
-    if max(tensor, model.kv_heads) % min(tensor, model.kv_heads):
-        raise ModelError(
-            f"num_key_value_heads = {model.kv_heads} of {model.architecture} and actor.parallel.tensor = {tensor}: "
-            "one must be a multiple of the other"
-        )
-    if model.experts is None and parallel.expert > 1:
-        raise ModelError(f"actor.parallel.expert = {parallel.expert}, but {model.architecture} has no experts: use 1")
-    if model.experts is not None and tensor > 1 and not parallel.sequence:
-        raise ModelError("experts with actor.parallel.tensor above 1 need actor.parallel.sequence = true")
 
 
 def _sizes(model: ModelDescription) -> dict[str, Any]:
@@ -97,7 +58,8 @@ def _sizes(model: ModelDescription) -> dict[str, Any]:
 
 
 def _experts(model: ModelDescription) -> dict[str, Any]:
-    """Routing. Normalized top-k of a softmax over all experts equals a softmax over the top k (`pre_softmax` off)."""
+    """Routing is `ReplayRouter`'s, which reads `config.normalize_top_k`: Megatron's own choice, `pre_softmax`, refuses
+    one normalized expert per token."""
     if model.experts is None:
         return {"moe_token_dispatcher_type": "alltoall"}
     sizes = model.experts
@@ -105,7 +67,7 @@ def _experts(model: ModelDescription) -> dict[str, Any]:
         "num_moe_experts": sizes.experts,
         "moe_layer_freq": [int(flag) for flag in model.expert_layers],
         "moe_router_topk": sizes.top_k,
-        "moe_router_pre_softmax": not sizes.normalize_top_k,
+        "moe_router_pre_softmax": True,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",

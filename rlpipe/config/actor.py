@@ -105,8 +105,9 @@ class RecomputeConfig(Section):
     granularity: Literal["none", "selective", "full"] = "none"
     """`full`: whole layers; `selective`: the `modules`."""
 
-    modules: list[str] = Field(default_factory=lambda: ["core_attn"])
-    """Megatron names of the modules of `selective`."""
+    modules: list[Literal["core_attn", "mlp", "moe", "shared_experts"]] = Field(["core_attn"], min_length=1)
+    """Megatron names of the modules of `selective`: attention without its projections, a dense feed-forward layer,
+    a layer of experts, the shared expert of one."""
 
 
 class ActorConfig(Section):

@@ -4,10 +4,12 @@ A `ModelDescription` holds sizes and choices under their usual names and nothing
 spelling; `rlpipe.model.families` makes it from a `config.json`.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 LayerKind = Literal["full_attention", "linear_attention"]
+
+_STORAGE = {"hf_config", "weight_prefix", "fused_experts", "fused_mtp_experts", "mtp_layers", "max_positions"}
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,8 @@ class ModelDescription:
     @property
     def layers(self) -> int:
         return len(self.layer_kinds)
+
+    @property
+    def maths(self) -> dict[str, Any]:
+        """Everything that the forward pass depends on, by field; how a folder stores it is left out."""
+        return {name: value for name, value in asdict(self).items() if name not in _STORAGE}

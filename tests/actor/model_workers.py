@@ -109,7 +109,8 @@ def _compare(
     errors = {}
     for name, gradient in iter_export(chunks, description):
         reference = gradients.pop(name)
-        errors[name] = float((gradient - reference).norm() / reference.norm().clamp(min=1e-6))
+        # The router of one normalized expert per token has no gradient but rounding.
+        errors[name] = float((gradient - reference).norm() / reference.norm().clamp(min=1e-2))
     assert not gradients, f"not compared: {sorted(gradients)}"
     return float((scores.logprobs.detach() - wanted).abs().max() / wanted.abs().max()), errors
 
@@ -138,6 +139,16 @@ def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[s
     equal = equal and held == (names if torch.distributed.get_rank() == 0 else [])
     save_hf(chunks, description, output, path)
     return report.bytes_read, names, equal
+
+
+def save_in_bfloat16(rank: int, count: int, path: Path, output: Path) -> None:
+    actor = ActorConfig(dtype="bfloat16")
+    start_model_parallel(actor, seed=1)
+    description = read_model(path)
+    chunks = build_model(description, actor)
+    load_hf(chunks, description, path)
+    save_hf(chunks, description, output, path)
+    parallel_state.destroy_model_parallel()
 
 
 def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tuple[str, bool]]:

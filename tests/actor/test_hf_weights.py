@@ -125,6 +125,7 @@ def damaged(paths, tmp_path_factory: pytest.TempPathFactory):
         "missing": {key: value for key, value in tensors.items() if key != name},
         "extra": tensors | {"model.layers.2.mlp.surprise": torch.zeros(3)},
         "shape": tensors | {name: torch.zeros(7, 48)},
+        "nan": tensors | {name: torch.full((64, 48), torch.nan)},
     }
     found = {case: write_tensors(source, folder / case, changed) for case, changed in cases.items()}
     found["truncated"] = folder / "truncated"
@@ -134,6 +135,9 @@ def damaged(paths, tmp_path_factory: pytest.TempPathFactory):
     found["empty"] = folder / "empty"
     found["empty"].mkdir()
     shutil.copy(source / "config.json", found["empty"])
+    tied = read_tensors(paths["tied"])
+    other = tied | {"lm_head.weight": tied["model.embed_tokens.weight"] * 2}
+    found["other_head"] = write_tensors(paths["tied"], folder / "other_head", other)
     return run_processes(1, in_worker, ("load_damaged", found))[0][0]
 
 
@@ -145,9 +149,29 @@ def damaged(paths, tmp_path_factory: pytest.TempPathFactory):
         ("shape", "has shape [7, 48] instead of [64, 48]"),
         ("truncated", "is not a readable safetensors file"),
         ("empty", "has no *.safetensors files"),
+        ("other_head", "stores an lm_head.weight unlike model.embed_tokens.weight"),
     ],
 )
 def test_a_damaged_folder_is_refused_and_nothing_is_loaded(damaged, case, sentence):
     message, untouched = damaged[case]
     assert sentence in message
     assert untouched
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(damaged):
+    assert "model.layers.2.mlp.up_proj.weight" in damaged["nan"][0] and "not finite" in damaged["nan"][0]
+
+
+def test_a_saved_folder_says_its_dtype_and_keeps_its_chat_templates(paths, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(paths["wrapped"], source)
+    wrapper = json.loads((source / "config.json").read_text())
+    wrapper["text_config"] |= {"dtype": "float32"}
+    (source / "config.json").write_text(json.dumps(wrapper | {"torch_dtype": "float32"}))
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    run_processes(1, in_worker, ("save_in_bfloat16", source, tmp_path / "saved"))
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert (config["dtype"], config["text_config"]["dtype"], "torch_dtype" in config) == ("bfloat16",) * 2 + (False,)
+    assert read_tensors(tmp_path / "saved")["lm_head.weight"].dtype is torch.bfloat16
+    assert (tmp_path / "saved" / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"

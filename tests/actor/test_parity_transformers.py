@@ -49,6 +49,7 @@ MODELS = [
     TinyModel("moe_sparse_step", "qwen3_moe", EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
     TinyModel("moe_odd_width", "qwen3_moe", EXPERTS | {"norm_topk_prob": True, "moe_intermediate_size": 11}),
     TinyModel("moe_top1", "qwen3_moe", EXPERTS | {"norm_topk_prob": False, "num_experts_per_tok": 1}),
+    TinyModel("moe_top1_normalized", "qwen3_moe", EXPERTS | {"norm_topk_prob": True, "num_experts_per_tok": 1}),
     TinyModel("next", "qwen3_next", NEXT),
     TinyModel("next_half_rotary", "qwen3_next", NEXT | {"partial_rotary_factor": 0.5, "norm_topk_prob": False}),
     TinyModel("next_equal_heads", "qwen3_next", NEXT | {"linear_num_value_heads": 2, "linear_value_head_dim": 16}),

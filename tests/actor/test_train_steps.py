@@ -52,7 +52,14 @@ def test_frozen_parameters_stay_and_bad_patterns_are_refused(results):
     assert unchanged and all("embed_tokens" in name or "layers.0." in name for name in unchanged)
     assert "model.embed_tokens.weight" in unchanged and "model.layers.0.mlp.up_proj.weight" in unchanged
     assert "q_proj" in fused and "k_proj" in fused and "match all of them or none" in fused
-    assert "no_such_name" in missing and "match no parameter" in missing
+    assert "no_such_name" in missing and "matches no parameter" in missing
+
+
+def test_recomputation_changes_nothing_where_no_gradient_reaches_the_embedding(results):
+    kept, *recomputed = results["recomputed_above_a_frozen_embedding"]
+    for found in recomputed:
+        for step, wanted in zip(found, kept, strict=True):
+            assert step == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_share_of_the_optimizer_on_the_host_changes_nothing(results):

@@ -108,7 +108,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> d
     cases = (
         splits_of_a_batch, skipped_steps, overflowing_gradients, too_many_skips, frozen_parameters, offload_fractions,
         weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs, temperature_of_the_head,
-        half_precision_moments, two_updates_against_the_engine,
+        half_precision_moments, two_updates_against_the_engine, recomputed_above_a_frozen_embedding,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -169,6 +169,15 @@ def frozen_parameters(paths):
         except ActorError as error:
             errors.append(str(error))
     return sorted(name for name in before if np.array_equal(before[name], after[name])), errors
+
+
+def recomputed_above_a_frozen_embedding(paths):
+    """(loss, gradient norm) of two steps with each kind of recomputation."""
+    ways = [{}, {"granularity": "full"}]
+    ways += [{"granularity": "selective", "modules": [name]} for name in ("core_attn", "moe")]
+    frozen = [r"^(?!.*(gate|experts|norm))"]
+    policies = [trainer(paths["moe"], frozen_parameters=frozen, recompute=way) for way in ways]
+    return [[step(policy, [whole_batch()]) for _ in range(2)] for policy in policies]
 
 
 def offload_fractions(paths):

@@ -1,0 +1,58 @@
+"""What is wrong with the weights of a model folder, said before they are trained."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlpipe.model.description import ModelDescription
+from rlpipe.model.trained_config import tensor_files
+from rlpipe.shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROWS = 8192
+
+
+def check_tied_head(model: ModelDescription, folder: Path) -> None:
+    """Raise ModelError where the folder of a tied model holds an output layer that is not its embedding: transformers
+    and SGLang would use the embedding and drop it. Reads both, where both are there."""
+    import torch
+
+    files, embedding = tensor_files(folder), f"{model.weight_prefix}embed_tokens.weight"
+    if not model.tied_embeddings or "lm_head.weight" not in files or embedding not in files:
+        return
+    pairs = zip(_rows(files["lm_head.weight"], "lm_head.weight"), _rows(files[embedding], embedding), strict=False)
+    if any(one.shape != other.shape or not torch.equal(one.float(), other.float()) for one, other in pairs):
+        raise ModelError(
+            f"{folder} stores an lm_head.weight unlike {embedding}, but its config.json has tie_word_embeddings = true"
+            ": set it to false (at the top level) to use the stored head, or remove the head from the files"
+        )
+
+
+def check_finite(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Raise ModelError naming a tensor of the folder that holds a NaN or an infinity; `names`: look at these alone.
+
+    Reads what it looks at from beginning to end.
+    """
+    import torch
+
+    files = tensor_files(folder)
+    for name in files if names is None else names:
+        if not all(bool(torch.isfinite(rows.float()).all()) for rows in _rows(files[name], name)):
+            raise ModelError(
+                f"{name} in {files[name]} holds values that are not finite: the folder is damaged or comes from a "
+                "training that diverged; use another one"
+            )
+
+
+def _rows(file: Path, name: str) -> "Iterator[Tensor]":
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as tensors:
+        view = tensors.get_slice(name)
+        if not view.get_shape():
+            yield tensors.get_tensor(name)
+            return
+        for start in range(0, view.get_shape()[0], _ROWS):
+            yield view[start : start + _ROWS]
