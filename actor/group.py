@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actor.losses.requirements import needs_reference
+from actor.lost_ranks import CallWatch, reason_of
 from actor.train_report import RankTrainReport, RankUsage, Resident, TrainReport, WeightSendReport
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import worker_caches
-from rlpipe.shared.errors import ActorError, RlpipeError
+from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.pack import Pack
-from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather
+from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class ActorGroup:
         """Join the processes, load the policy. Raises as `start` does; `stop` has to be called then."""
         seconds = self._config.deadlines.start_seconds
         self._find(seconds)
-        (self.endpoint,) = gather([self._workers[0].run.remote("open_store")], self._addresses[:1], seconds, "start")
+        (self.endpoint,) = self._gather([self._workers[0].run.remote("open_store")], seconds, "start")
         notes = self._all("start", seconds, *self.endpoint)
         self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
         parts = self._all("take_start_seconds", seconds)
@@ -213,6 +214,11 @@ class ActorGroup:
         stretch of it for a trace."""
         return tuple(self._all("take_usage", self._config.deadlines.train_seconds, next_iteration, keep_spans))
 
+    @property
+    def answering(self) -> bool:
+        """Whether the last call was answered: none failed or was interrupted."""
+        return self._answering
+
     def stop(self) -> None:
         """End the processes, after a running save is complete; at once if a call was interrupted or failed, because
         processes may then wait for each other. Safe to call twice."""
@@ -223,6 +229,8 @@ class ActorGroup:
             ray.wait([worker.run.remote("stop") for worker in workers], num_returns=len(workers), timeout=_STOP_SECONDS)
         for worker in workers:
             ray.kill(worker)
+        if workers and not self._answering:
+            kill_processes(self._addresses)  # one that a signal has stopped does not hear Ray
 
     def _find(self, seconds: float) -> None:
         """Wait until the processes have started and imported what they need."""
@@ -235,6 +243,8 @@ class ActorGroup:
                 f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the cluster "
                 "too small for actor.processes, or deadlines.start_seconds too short?"
             ) from None
+        except ray.exceptions.RayActorError as error:
+            raise ActorLostError(f"start: a process of the actor died ({reason_of(error)})") from None
         self._gather(self._importing, seconds, "start")
 
     def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:
@@ -278,20 +288,9 @@ class ActorGroup:
 
     def _gather(self, references: list[Any], deadline_seconds: float, phase: str) -> list[Any]:
         """Answers in rank order; an error that a worker meant for the user is raised as that error."""
-        import ray
-
         self._answering = False
-        try:
-            answers = gather(references, self._addresses, deadline_seconds, phase)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, RlpipeError):
-                raise error.cause from None
-            raise
-        except ray.exceptions.RayActorError as error:
-            first = str(error).splitlines()[0]
-            raise ActorError(
-                f"{phase}: a process of the actor ended ({first}); see its log in Ray's session folder"
-            ) from None
+        watch = CallWatch(self._addresses, phase, self._config.fault.probe_seconds)
+        answers = gather(references, self._addresses[: len(references)], deadline_seconds, phase, watch)
         self._answering = True
         return answers
 

@@ -246,6 +246,7 @@ class _Owner(threading.Thread):
         )
 
     def _grade(self, request: _Request) -> Reward:
+        was_stopped = False
         while True:
             worker = self._worker
             if worker is None:  # interrupted while closing
@@ -254,7 +255,11 @@ class _Owner(threading.Thread):
             try:
                 answer = worker.ask(request.arguments, self._timeout_seconds)
             except TimeoutError:
+                outside = worker.is_stopped() and not was_stopped
                 self._end_worker()
+                if outside and self._ensure_worker() is None:
+                    was_stopped = True
+                    continue
                 late = f"grading took longer than {self._timeout_seconds:g} seconds"
                 return self._journal.timeout(request.sample_id, request.grader, late)
             except (EOFError, OSError, ForgedAnswer) as error:

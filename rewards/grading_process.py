@@ -78,6 +78,10 @@ class WorkerProcess:
                 return answer
             self.strays += 1
 
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, which then says nothing about the response."""
+        return _state(Path(f"/proc/{self._process.pid}")) == "T"
+
     def kill(self) -> None:
         """Kill the process and its children. Any thread may call it; the owner then sees the end in `ask`."""
         with self._lock:
@@ -147,14 +151,15 @@ def _environment(ours: Mapping[str, str], variables: Sequence[str]) -> dict[str,
 def _processes_with(variable: bytes) -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if variable in (folder / "environ").read_bytes().split(b"\0") and not _is_zombie(folder):
+            if variable in (folder / "environ").read_bytes().split(b"\0") and _state(folder) != "Z":
                 yield int(folder.name)
         except OSError:
             continue  # it has ended, or belongs to somebody else
 
 
-def _is_zombie(folder: Path) -> bool:
-    return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def _state(folder: Path) -> str:
+    """The kernel's letter for the state of a process."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _signal(pid: int, number: int) -> None:

@@ -27,7 +27,6 @@ app.add_typer(dashboards, name="dashboard")
 commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
 app.add_typer(commguard, name="commguard")
 
-_INTERRUPTED = 130
 # What the operating system refuses for a reason that only the user can change.
 _FIXES = {
     errno.ENOSPC: "free space there",
@@ -295,9 +294,11 @@ def one_sentence(debug: bool) -> Iterator[None]:
         where = str(error.filename)[:200] if error.filename else "a file"
         typer.echo(f"error: {where}: {error.strerror}; {_FIXES[error.errno]}", err=True)
         raise typer.Exit(EXIT_CODE) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; everything that was started is stopped", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+    except (KeyboardInterrupt, SystemError) as error:
+        if isinstance(error, SystemError) and not interrupts.requested():
+            raise  # Ray turns an exception that is raised within its callbacks into this one
+        typer.echo(f"{interrupts.INTERRUPTED}{error if isinstance(error, KeyboardInterrupt) else ''}", err=True)
+        raise typer.Exit(interrupts.INTERRUPTED_EXIT_CODE) from None
 
 
 def _finish(folder: Path) -> None:

@@ -6,7 +6,8 @@ With --check it writes nothing, and ends with exit code 1 when a page is not wha
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -80,9 +81,11 @@ def _value(value: Any) -> str:
 def _type(annotation: Any) -> str:
     if getattr(annotation, "__name__", "") == "NoneType":
         return "empty"
+    if get_origin(annotation) is Annotated:
+        return _type(annotation.__origin__)
     if str(annotation).startswith("typing.Literal"):
         return ", ".join(f"`{choice}`" for choice in annotation.__args__)
-    if str(type(annotation)) in ("<class 'types.UnionType'>", "<class 'typing.Union'>"):
+    if get_origin(annotation) in (Union, UnionType):
         return " or ".join(_type(part) for part in annotation.__args__)
     return str(annotation).replace("typing.", "") if "[" in str(annotation) else annotation.__name__
 

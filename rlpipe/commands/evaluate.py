@@ -1,13 +1,12 @@
 """Evaluating a policy without training it: engines and graders alone."""
 
-from contextlib import ExitStack
-
 from rewards.grading_pool import open_grading
 from rlpipe.config.root import Config
 from rlpipe.generation.inputs import load_inputs
 from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.evaluation import Evaluation
 from rlpipe.training.placement import engine_placement, ray_cluster
 from rollout.pool import RolloutPool
@@ -22,9 +21,9 @@ def evaluate(config: Config) -> dict[str, float]:
     console = Console(config.run.iterations, to_stderr=True)
     for note in inputs.notes:
         console.say(note)
-    with ExitStack() as stack:
-        grading = stack.enter_context(open_grading(config.reward))
+    with CleanupStack() as stack:
         stack.enter_context(ray_cluster(config))
+        grading = stack.enter_context(open_grading(config.reward))
         placement = stack.enter_context(engine_placement(config))
         pool = RolloutPool.start(config, config.model.path, placement)
         stack.callback(pool.stop)

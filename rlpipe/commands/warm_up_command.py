@@ -8,7 +8,7 @@ from rlpipe.jit_monitor.compile_table import compile_table
 from rlpipe.monitoring.console import Console
 from rlpipe.prepare import prepare
 from rlpipe.shared.remote import cluster_accelerator
-from rlpipe.training.workers import StartClock, open_workers
+from rlpipe.training.workers import StartClock, open_cluster, open_workers
 
 
 def warm_up(config: Config) -> str:
@@ -24,7 +24,8 @@ def warm_up(config: Config) -> str:
     prepare(config)
     with (
         tempfile.TemporaryDirectory(prefix="rlpipe-warm-up-") as logs,
-        open_workers(config, config.algorithm, logs, console, clock) as workers,
+        open_cluster(config, clock) as bundles,
+        open_workers(config, config.algorithm, bundles, logs, console, clock) as workers,
     ):
         workers.wait_for_engines(console, clock)
         clock.metrics()

@@ -32,14 +32,12 @@ class FaultConfig(Section):
     minutes."""
 
     actor_restarts: int = Field(0, ge=0)
-    """How often in all a lost actor (a process that died or hangs, a failed collective) is started again from the last
-    checkpoint, or from the run's beginning where there is none. Iterations after it are done again on the same data."""
+    """How often in all a lost actor (a process died or hangs, a collective failed) is started again, from the last
+    checkpoint or, where there is none, from the run's beginning. Later iterations are done again, on the same data."""
 
-    probe_seconds: float = Field(10.0, gt=0)
-    """Processes that work for long are asked this often whether they are alive."""
-
-    probe_failures: int = Field(4, ge=1)
-    """A process that has left so many of these questions in a row unanswered hangs."""
+    probe_seconds: float = Field(5.0, gt=0)
+    """While a call of the actor runs, its processes are looked at this often; one that a signal has stopped is lost
+    when it is found so twice in a row."""
 
     grace_seconds: float = Field(60.0, ge=0)
     """On SIGTERM or Ctrl-C: the longest time to end an update that has begun and to save a checkpoint. 0 saves none."""

@@ -22,7 +22,7 @@ class CheckpointConfig(Section):
     """Saving and resuming."""
 
     interval_iterations: int = Field(0, ge=0)
-    """Save after every N iterations and after the last one; 0 saves nothing."""
+    """Save after every N iterations and after the last one; 0 saves only when a signal ends the run."""
 
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""

@@ -29,6 +29,7 @@ from rollout.requests import SamplingParameters
 Result = TypeVar("Result")
 
 _LOOK_EVERY_SECONDS = 0.2
+_ABORT_SECONDS = 30.0
 
 
 class Rollouts:
@@ -112,6 +113,10 @@ class Rollouts:
         """Responses whose grading timed out or failed since the last call of this or of `grading_metrics`."""
         failures = self._grading.take_failures()
         return len(failures.timeouts) + len(failures.errors)
+
+    def interrupt(self) -> None:
+        """Has the engines end what they are generating; nothing more can be taken."""
+        self._loop.submit(self._client.abort()).result(_ABORT_SECONDS)
 
     def close(self) -> None:
         """Ends what is in flight."""

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from rich.console import Console as RichConsole
 from rich.status import Status
 
+from rlpipe.shared.interrupts import raise_if_requested
+
 # Header, metric, format. A metric that an iteration lacks leaves its cell empty.
 _COLUMNS = (
     ("reward", "rollout/reward_mean", "7.3f"),
@@ -46,6 +48,7 @@ class Console:
     @contextmanager
     def task(self, text: str) -> Iterator[None]:
         """A live line while something runs; without a terminal, one line at its start."""
+        raise_if_requested()
         self._text = text
         if not self._rich.is_terminal:
             self.say(f"{text} ...")

@@ -35,6 +35,10 @@ class ActorError(RlpipeError):
     """The training side failed or was asked for something that it cannot do."""
 
 
+class ActorLostError(ActorError):
+    """A process of the actor died or hangs, or an exchange between its processes failed: all have to start again."""
+
+
 class CheckpointError(RlpipeError):
     """A checkpoint is missing, incomplete, corrupt or belongs to another configuration."""
 

@@ -10,16 +10,21 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from rlpipe.shared.errors import DeadlineError
+from rlpipe.shared.errors import DeadlineError, RlpipeError
+from rlpipe.shared.interrupts import raise_if_requested
 
 First = TypeVar("First")
 Second = TypeVar("Second")
 _DUMP_SIGNAL = signal.SIGUSR1
 _DUMP_WAIT_SECONDS = 2.0
+_LOOK_EVERY_SECONDS = 0.5
+_NODE_SECONDS = 30.0
+_KILL_SECONDS = 10.0
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -62,13 +67,30 @@ def use_interface_of_node() -> None:
                 os.environ.setdefault(variable, interface)
 
 
+class Watch(Protocol):
+    """What `gather` asks its caller while it waits for workers."""
+
+    def look(self) -> None:
+        """Called now and then; may raise."""
+
+    def late(self, slow: Sequence[WorkerAddress], seconds: float) -> RlpipeError:
+        """What to raise at the deadline."""
+
+    def failed(self, error: Exception, index: int) -> Exception:
+        """What to raise for the error that Ray has for the call of worker `index`."""
+
+
 def gather(
-    references: Sequence[Any], workers: Sequence[WorkerAddress], deadline_seconds: float, phase: str
+    references: Sequence[Any],
+    workers: Sequence[WorkerAddress],
+    deadline_seconds: float,
+    phase: str,
+    watch: Watch | None = None,
 ) -> list[Any]:
     """Results of `references` (one per worker, same order).
 
-    The first error of a worker is raised as it is, without waiting for the others; raises DeadlineError naming the
-    slow workers, with their stacks.
+    The first error of a worker is raised, without waiting for the others: as it is, or what `watch` makes of it. Raises
+    DeadlineError naming the slow workers, with their stacks, or what `watch` makes of that.
     """
     import ray
 
@@ -77,11 +99,22 @@ def gather(
     end = time.monotonic() + deadline_seconds
     pending = list(references)
     while pending:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+        left = max(0.0, end - time.monotonic())
+        ready, pending = ray.wait(pending, num_returns=1, timeout=min(_LOOK_EVERY_SECONDS, left))
+        raise_if_requested()
+        if not ready and time.monotonic() < end:
+            if watch is not None:
+                watch.look()
+            continue
         if not ready:
             slow = [worker for reference, worker in zip(references, workers, strict=True) if reference in pending]
-            raise deadline_error(slow, deadline_seconds, phase)
-        ray.get(ready)
+            raise watch.late(slow, deadline_seconds) if watch else deadline_error(slow, deadline_seconds, phase)
+        try:
+            ray.get(ready)
+        except ray.exceptions.RayError as error:
+            if watch is None:
+                raise
+            raise watch.failed(error, list(references).index(ready[0])) from None
     return ray.get(list(references))
 
 
@@ -103,7 +136,7 @@ def together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[
 
 def deadline_error(slow: Sequence[WorkerAddress], deadline_seconds: float, phase: str) -> DeadlineError:
     """The error that names the slow workers and shows what they are doing."""
-    stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{_stack(worker)}" for worker in slow)
+    stacks = "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{stack_of(worker)}" for worker in slow)
     names = ", ".join(worker.name for worker in slow)
     return DeadlineError(
         f"{phase}: no answer from {names} within {deadline_seconds:g} seconds; raise the deadline in the "
@@ -135,14 +168,77 @@ def _dump_here(worker: WorkerAddress) -> str:
     return stacks or "no stack: the process did not react to the signal"
 
 
-def _stack(worker: WorkerAddress) -> str:
+def stack_of(worker: WorkerAddress) -> str:
+    """What all threads of the worker are doing, or why that cannot be told."""
+    try:
+        return str(_on_node(worker.node_id, _dump_here, worker))
+    except _ray_errors() as error:
+        return f"no stack: {type(error).__name__} while asking node {worker.node_id}"
+
+
+def process_states(workers: Sequence[WorkerAddress]) -> dict[str, str]:
+    """By name: "running", "stopped" by a signal, or "gone". A worker whose node does not answer is left out."""
+    return _by_node(workers, _states_here)
+
+
+def kill_processes(workers: Sequence[WorkerAddress]) -> None:
+    """End the workers' processes whatever state they are in, and wait until they are gone."""
+    _by_node(workers, _kill_here)
+
+
+def _by_node(
+    workers: Sequence[WorkerAddress], function: Callable[[list[WorkerAddress]], dict[str, str]]
+) -> dict[str, str]:
+    states: dict[str, str] = {}
+    for node in dict.fromkeys(worker.node_id for worker in workers):
+        there = [worker for worker in workers if worker.node_id == node]
+        with suppress(*_ray_errors()):
+            states |= _on_node(node, function, there)
+    return states
+
+
+def _states_here(workers: list[WorkerAddress]) -> dict[str, str]:
+    return {worker.name: _state_here(worker.pid) for worker in workers}
+
+
+def _state_here(pid: int) -> str:
+    import psutil
+
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return "gone"
+    return {psutil.STATUS_ZOMBIE: "gone", psutil.STATUS_STOPPED: "stopped"}.get(status, "running")
+
+
+def _kill_here(workers: list[WorkerAddress]) -> dict[str, str]:
+    import psutil
+
+    processes = []
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(worker.pid)
+            if any("ray::" in word for word in process.cmdline()):  # the id may be another process's by now
+                process.kill()
+                processes.append(process)
+    psutil.wait_procs(processes, timeout=_KILL_SECONDS)
+    return _states_here(workers)
+
+
+def _on_node(node_id: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    """The result of `function` on that node: right here, or by a task of Ray's."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0)(_dump_here).options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node_id, soft=False)
-    )
-    try:
-        return ray.get(task.remote(worker), timeout=30)
-    except ray.exceptions.RayError as error:
-        return f"no stack: {type(error).__name__} while asking node {worker.node_id}"
+    if ray.get_runtime_context().get_node_id() == node_id:
+        return function(argument)
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(num_cpus=0)(function).options(scheduling_strategy=strategy)
+    return ray.get(task.remote(argument), timeout=_NODE_SECONDS)
+
+
+def _ray_errors() -> tuple[type[Exception], ...]:
+    """What a call to another node can raise."""
+    import ray
+
+    return (ray.exceptions.RayError,)

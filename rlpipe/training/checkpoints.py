@@ -1,13 +1,20 @@
 """When to save, what the driver adds to a checkpoint, and where to resume."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlpipe.config.root import Config
+from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
-from rlpipe.shared.errors import CheckpointError
+from rlpipe.shared.errors import ActorLostError, CheckpointError, RlpipeError
+from rlpipe.shared.interrupts import finishing
+
+if TYPE_CHECKING:
+    from actor.group import ActorGroup
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,11 @@ class RunState:
     epoch: int = 0
     position: int = 0
     pending: Sequence[int] = ()
+
+    @property
+    def first_row(self) -> int:
+        """Number of the first row that is still to be written. Row 0 is the evaluation before training."""
+        return self.iteration + 1 if self.iteration else 0
 
 
 def checkpoint_is_due(config: Config, iteration: int) -> bool:
@@ -45,3 +57,65 @@ def checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
             "checkpoint.interval_iterations to save some"
         )
     return checkpoint
+
+
+def newest_checkpoint(directory: RunDirectory) -> Path | None:
+    """Where a run that was interrupted goes on; None where it begins anew."""
+    return checkpoint_to_resume(directory, resume=latest_checkpoint(directory.checkpoints) is not None)
+
+
+class Checkpoints:
+    """Saves the run, when it is due and when the run ends early.
+
+    `whole` is the last state that actor, rows and driver have in common, None from the begin of an update to the end of
+    its iteration.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        actor: "ActorGroup",
+        during_save: Callable[[], AbstractContextManager[None]],
+        console: Console,
+        start: RunState,
+        loaded: Path | None,
+    ) -> None:
+        self._grace_seconds = config.fault.grace_seconds
+        self._directory = directory.checkpoints
+        self._actor = actor
+        self._during_save = during_save
+        self._console = console
+        self._saved = start.iteration if loaded else None
+        self.whole: RunState | None = start
+
+    def save(self, state: RunState) -> None:
+        """In the background."""
+        with self._during_save():
+            self._actor.save_checkpoint(self._directory, state.iteration, asdict(state))
+        self._saved = state.iteration
+
+    @contextmanager
+    def saved_before_early_end(self, interrupt: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """When a signal or an error that leaves the actor whole ends the block, save first what is whole, within
+        `fault.grace_seconds` of the signal. `interrupt` ends what may be in the way."""
+        try:
+            yield
+        except ActorLostError:
+            raise
+        except (RlpipeError, KeyboardInterrupt) as error:
+            if self._grace_seconds and (isinstance(error, KeyboardInterrupt) or self._actor.answering):
+                self._save_whole(interrupt)
+            raise
+
+    def _save_whole(self, interrupt: Callable[[], None]) -> None:
+        try:
+            with finishing(self._grace_seconds):
+                if self.whole is not None and self._saved != self.whole.iteration:
+                    self._console.say(f"saving iteration {self.whole.iteration} ...")
+                    interrupt()
+                    self.save(self.whole)
+                self._actor.finish_checkpoint()
+        except (RlpipeError, KeyboardInterrupt) as error:
+            reason = str(error).partition("\n")[0] or f"it took longer than {self._grace_seconds:g} seconds"
+            self._console.say(f"no checkpoint of this moment: {reason}")

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.trackers import Trackers
-from rlpipe.shared.interrupts import raise_if_requested
+from rlpipe.shared.interrupts import finishing, raise_if_requested, shielded
 from rlpipe.shared.phases import PHASES, TRAINING_PARTS, PhaseClock, Span
 
 _ACTOR_PHASES = ("ref_logprob", "old_logprob", *TRAINING_PARTS)
@@ -19,6 +19,7 @@ class IterationRecord:
         self.number = number
         self.metrics: dict[str, float] = {}
         self.sample_rows: list[dict[str, object]] = []
+        self.until_finished = ExitStack()
         self._clock = PhaseClock()
         # The iteration begins where the one before ended, so writing that one's row is this one's first phase.
         self._clock.add("tracking", time.perf_counter() - start_seconds)
@@ -27,9 +28,14 @@ class IterationRecord:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Raises KeyboardInterrupt where a signal has come, except after `finish_despite_signals`."""
         raise_if_requested()
         with self._console.phase(self.number, name), self._clock.phase(name):
             yield
+
+    def finish_despite_signals(self, grace_seconds: float) -> None:
+        """From here on a signal lets the iteration end, within `grace_seconds`."""
+        self.until_finished.enter_context(finishing(grace_seconds))
 
     def add(self, metrics: Mapping[str, float]) -> None:
         self.metrics.update(metrics)
@@ -86,12 +92,14 @@ class IterationLog:
         record = IterationRecord(number, self._end_seconds, self._console)
         record.add(self._first_metrics)
         self._first_metrics = {}
-        yield record
-        self._end_seconds = record.finish()
-        self._trackers.log(number, record.metrics)
-        if record.sample_rows:
-            self._trackers.log_samples(number, record.sample_rows)
-        self._console.row(number, record.metrics)
+        with record.until_finished:
+            yield record
+            self._end_seconds = record.finish()
+            with shielded():  # a row is there as a whole or not at all
+                self._trackers.log(number, record.metrics)
+                if record.sample_rows:
+                    self._trackers.log_samples(number, record.sample_rows)
+                self._console.row(number, record.metrics)
 
     def restart_clock(self) -> None:
         """Call right before the first iteration: what came earlier belongs to none."""

@@ -2,9 +2,10 @@
 
 import logging
 import math
+import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception, stop_after_delay
 
 from rlpipe.config.root import Config
+from rlpipe.shared.descendants import adopt_orphans, descendants, end_descendants
 from rlpipe.shared.errors import ResourceError
+from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
+from rlpipe.training.ray_watch import RayWatch, leave, system_processes
 
 _RESERVE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _NODES_POLL_SECONDS = 0.5
+_INIT_GRACE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -44,30 +49,48 @@ class Placement:
 
 
 @contextmanager
-def ray_cluster(config: Config) -> Iterator[None]:
-    """Joins `ray.address`, or starts a cluster on this machine that ends with the block."""
+def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+    """Joins `ray.address`, or starts a cluster on this machine that ends with the block, as do all processes that were
+    started below this one within it.
+
+    last_words: what to say after the cause when Ray itself is lost, which ends this process.
+    """
     import ray
 
     _check_reachable(config.ray.address)
+    adopt_orphans()
+    known = [process.pid for process in descendants()]
+    try:
+        _join_or_start(config, known)
+        watch = RayWatch(ray.get_runtime_context().gcs_address, system_processes(), last_words)
+        watch.start()
+        try:
+            _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
+            yield
+        finally:
+            with shielded():
+                watch.stop()
+    finally:
+        with shielded():
+            ray.shutdown()
+            end_descendants(known)
+
+
+def _join_or_start(config: Config, known: Collection[int]) -> None:
     try:
         if config.ray.address:
-            _init_ray(config, address=config.ray.address)
+            _init_ray(config, known, address=config.ray.address)
         else:
-            _start_ray(config)
+            _start_ray(config, known)
     except Exception as error:
         if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and not _is_slow_start(error):
             raise
         first = str(error).splitlines()[0]
         where = f"at {config.ray.address}" if config.ray.address else "on this machine"
         raise ResourceError(f"ray: no cluster {where}: {first}; check ray.address") from None
-    try:
-        _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
-        yield
-    finally:
-        ray.shutdown()
 
 
-def _start_ray(config: Config) -> None:
+def _start_ray(config: Config, known: Collection[int]) -> None:
     """Ray gives its own processes 30 seconds to start, too few on a busy machine; `deadlines.start_seconds` counts."""
     attempts = Retrying(
         retry=retry_if_exception(_is_slow_start), stop=stop_after_delay(config.deadlines.start_seconds), reraise=True
@@ -75,22 +98,63 @@ def _start_ray(config: Config) -> None:
     attempts(
         _init_ray,
         config,
+        known,
         num_cpus=config.ray.cpus or _workers(config) + 1,
         object_store_memory=config.ray.object_store_bytes,
         include_dashboard=False,
+        _system_config=_patience(config.deadlines.start_seconds),
     )
 
 
-def _init_ray(config: Config, **where: Any) -> None:
+def _patience(start_seconds: float) -> dict[str, int]:
+    """Ray's own deadlines. By default a machine that is overloaded for a minute loses its only node."""
+    return {
+        "health_check_period_ms": 5_000,
+        "health_check_timeout_ms": 60_000,
+        "health_check_failure_threshold": 10,
+        "worker_register_timeout_seconds": round(max(60.0, start_seconds)),
+        "agent_register_timeout_ms": round(1000 * max(30.0, start_seconds)),
+    }
+
+
+def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
+    """Leaves none of Ray's processes behind when it fails or is interrupted.
+
+    An exception in the middle of connecting makes Ray's library abort the process when the interpreter ends, so a
+    signal waits for it; a start that takes too long for that ends the process on the spot.
+    """
     import ray
 
-    ray.init(
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace=config.run.name,
-        runtime_env={"env_vars": config.ray.environment} if config.ray.environment else None,
-        **where,
-    )
+    try:
+        with _own_signal_handlers(), finishing(_INIT_GRACE_SECONDS):
+            ray.init(
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=config.run.name,
+                runtime_env={"env_vars": config.ray.environment} if config.ray.environment else None,
+                **where,
+            )
+    except BaseException as error:
+        with shielded():
+            end_descendants(known, term_seconds=0)
+            if isinstance(error, KeyboardInterrupt):
+                leave(INTERRUPTED_EXIT_CODE, INTERRUPTED)
+        raise
+    raise_if_requested()
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """`ray.init` would replace the handler of SIGTERM, in Python and again in C++, by some that end the process without
+    cleaning up. Workers print Python's stack when they crash, so they need no handler in C++ either."""
+    import ray._private.utils as utils
+
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    original, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = original
 
 
 def _is_slow_start(error: BaseException) -> bool:

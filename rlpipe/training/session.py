@@ -1,13 +1,13 @@
 """Everything a run is made of, opened in order and closed in reverse, whatever happens."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actor.group import ActorGroup
-from rewards.grading_pool import open_grading
+from rewards.grading_pool import GradingPool, open_grading
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.data import PromptSet
@@ -17,16 +17,41 @@ from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
 from rlpipe.monitoring.trackers import open_trackers
+from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
 from rlpipe.supervised.warm_start import warm_start
-from rlpipe.training.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
+from rlpipe.training.checkpoints import (
+    Checkpoints,
+    RunState,
+    checkpoint_is_due,
+    checkpoint_to_resume,
+    newest_checkpoint,
+)
 from rlpipe.training.evaluation import Evaluation
 from rlpipe.training.iteration import IterationLog, IterationRecord
+from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.weight_sync import WeightSync
-from rlpipe.training.workers import StartClock, open_workers
+from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
 from rollout.pool import RolloutPool
+
+
+@dataclass
+class Run:
+    """What outlives an actor: files, inputs, Ray with its reserved resources, graders. `clock`: of the next start."""
+
+    config: Config
+    directory: RunDirectory
+    console: Console
+    inputs: Inputs
+    grading: GradingPool
+    bundles: Bundles
+    clock: StartClock
+
+    def restart_clock(self) -> None:
+        """Another start begins."""
+        self.clock = StartClock(self.console)
 
 
 @dataclass
@@ -47,11 +72,27 @@ class Session:
     memory_sharing: MemorySharing
     measurement: Measurement
     start: RunState
+    checkpoints: Checkpoints
     advised: bool = False
 
     def iterations(self) -> range:
         """Numbers of the iterations still to do."""
         return range(self.start.iteration + 1, self.config.run.iterations + 1)
+
+    @contextmanager
+    def iteration(self, number: int) -> Iterator[IterationRecord]:
+        """The record of iteration `number`. Where a signal stops the run, it is after the iteration once the update
+        has begun."""
+        with self.log.iteration(number) as step:
+            yield step
+            state = self._state(number)
+        self.checkpoints.whole = state
+        raise_if_requested()
+
+    def commit(self, record: IterationRecord) -> None:
+        """The policy is about to change: from here on a signal lets the iteration end, so that it can be saved."""
+        self.checkpoints.whole = None
+        record.finish_despite_signals(self.config.fault.grace_seconds)
 
     def evaluate(self, iteration: int, record: IterationRecord) -> None:
         """Evaluate on the sets that are due after `iteration`."""
@@ -60,10 +101,11 @@ class Session:
     def checkpoint(self, iteration: int) -> None:
         """Save where it is due after `iteration`."""
         if checkpoint_is_due(self.config, iteration):
-            position, pending = self.rollouts.position()
-            state = RunState(iteration, position.epoch, position.position, pending)
-            with self.memory_sharing.during_save():
-                self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
+            self.checkpoints.save(self._state(iteration))
+
+    def _state(self, iteration: int) -> RunState:
+        position, pending = self.rollouts.position()
+        return RunState(iteration, position.epoch, position.position, pending)
 
     def close(self) -> None:
         """Finish what is still being written, and write the final policy where that is asked for."""
@@ -90,11 +132,9 @@ class Session:
 
 
 @contextmanager
-def open_session(config: Config, resume: bool = False, overwrite: bool = False) -> Iterator[Session]:
-    """Prepare files, start Ray, engines and actor, load or warm-start the policy, and synchronize weights.
-
-    What can be wrong in the configuration, the data or the model folder is found before anything is started.
-    """
+def open_run(config: Config, resume: bool = False, overwrite: bool = False) -> Iterator[Run]:
+    """Prepare files, start Ray and graders. What can be wrong in the configuration, the data or the model folder is
+    found before anything is started."""
     console = Console(config.run.iterations)
     clock = StartClock(console)
     with clock.task("inputs", "reading model folder and data"):
@@ -105,14 +145,30 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
     for note in inputs.notes:
         console.say(note)
     directory = open_run_directory(config, resume, overwrite)
-    checkpoint = checkpoint_to_resume(directory, resume)
-    config = _with_saved_reference(config, directory)
-    with ExitStack() as stack:
+    checkpoint_to_resume(directory, resume)
+    with explained_end(directory), CleanupStack() as stack:
+        bundles = stack.enter_context(open_cluster(config, clock, lambda: last_words(directory)))
         grading = stack.enter_context(open_grading(config.reward))
+        yield Run(config, directory, console, inputs, grading, bundles, clock)
+
+
+@contextmanager
+def open_session(run: Run) -> Iterator[Session]:
+    """Start engines and actor, load the newest checkpoint or warm-start the policy, and synchronize weights.
+
+    Where the run ends early, what is whole is saved. Another session can follow: then all starts anew but `run`, so
+    that no engine keeps anything of an actor that was lost.
+    """
+    directory, console, clock = run.directory, run.console, run.clock
+    checkpoint = newest_checkpoint(directory)
+    config = _with_saved_reference(run.config, directory, checkpoint)
+    with CleanupStack() as stack:
+        stack.callback(run.restart_clock)
         logs = str(directory.logs.absolute())
-        workers = stack.enter_context(open_workers(config, config.algorithm, logs, console, clock))
+        workers = stack.enter_context(open_workers(config, config.algorithm, run.bundles, logs, console, clock))
         pool, actor, memory_sharing = workers.pool, workers.actor, workers.memory_sharing
-        state = _load_or_warm_start(inputs, actor, checkpoint, directory, console, clock)
+        state = _load_or_warm_start(run.inputs, actor, checkpoint, directory, console, clock)
+        checkpoints = Checkpoints(config, directory, actor, memory_sharing.during_save, console, state, checkpoint)
         workers.wait_for_engines(console, clock)
         with clock.task("weights", "sending weights to the engines"):
             weights = WeightSync(config, actor, pool, memory_sharing)
@@ -120,32 +176,36 @@ def open_session(config: Config, resume: bool = False, overwrite: bool = False) 
         memory_sharing.take_seconds()  # belong to no iteration
         memory_sharing.take_metrics()
 
-        trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1 if checkpoint else 0))
+        trackers = stack.enter_context(open_trackers(config, directory, state.first_row))
         position = StreamState(state.epoch, state.position)
-        rollouts = stack.enter_context(Rollouts(pool, grading, inputs, console, position, state.pending))
+        rollouts = stack.enter_context(Rollouts(pool, run.grading, run.inputs, console, position, state.pending))
         learner = Learner(config, actor)
         console.say(learner.old_policy_choice)
-        yield Session(
+        session = Session(
             config=config,
             directory=directory,
             console=console,
             log=IterationLog(trackers, console, clock.metrics()),
-            prompt_set=inputs.training,
+            prompt_set=run.inputs.training,
             pool=pool,
             actor=actor,
             rollouts=rollouts,
             learner=learner,
-            evaluation=Evaluation(config, inputs.evaluation),
+            evaluation=Evaluation(config, run.inputs.evaluation),
             weights=weights,
             memory_sharing=memory_sharing,
             measurement=Measurement(config, actor, directory, console, state.iteration + 1, pool),
             start=state,
+            checkpoints=checkpoints,
         )
+        with checkpoints.saved_before_early_end(rollouts.interrupt):
+            yield session
 
 
-def _with_saved_reference(config: Config, directory: RunDirectory) -> Config:
+def _with_saved_reference(config: Config, directory: RunDirectory, checkpoint: Path | None) -> Config:
     """A resumed run takes the reference that its warm start left, since the warm start is not done again."""
-    if config.model.reference_path or not (directory.reference / "config.json").exists():
+    saved = checkpoint is not None and (directory.reference / "config.json").exists()
+    if config.model.reference_path or not saved:
         return config
     model = config.model.model_copy(update={"reference_path": str(directory.reference)})
     return config.model_copy(update={"model": model})

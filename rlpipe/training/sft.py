@@ -1,8 +1,8 @@
 """The supervised loop: the same actor, phases, checkpoints and resume as GRPO, without engines."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from actor.group import ActorGroup
@@ -20,15 +20,36 @@ from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
 from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
 from rlpipe.supervised.examples import Examples, load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs
-from rlpipe.training.checkpoints import RunState, checkpoint_is_due, checkpoint_to_resume
-from rlpipe.training.iteration import IterationLog
+from rlpipe.training.actor_restarts import actor_attempts
+from rlpipe.training.checkpoints import (
+    Checkpoints,
+    RunState,
+    checkpoint_is_due,
+    checkpoint_to_resume,
+    newest_checkpoint,
+)
+from rlpipe.training.iteration import IterationLog, IterationRecord
+from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
-from rlpipe.training.placement import actor_placement, ray_cluster
+from rlpipe.training.placement import Placement, actor_placement, ray_cluster
 from rlpipe.training.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")
+
+
+@dataclass(frozen=True)
+class SupervisedRun:
+    """What outlives an actor: files, examples, Ray with its reserved resources."""
+
+    config: Config
+    settings: SupervisedConfig
+    directory: RunDirectory
+    console: Console
+    examples: Examples
+    bundles: Placement
 
 
 @dataclass
@@ -44,12 +65,30 @@ class SupervisedSession:
     stream: PromptStream[TrainingSequence]
     measurement: Measurement
     start: RunState
+    checkpoints: Checkpoints
+
+    @contextmanager
+    def iteration(self, number: int) -> Iterator[IterationRecord]:
+        """The record of iteration `number`. Where a signal stops the run, it is after the iteration once the update
+        has begun."""
+        with self.log.iteration(number) as step:
+            yield step
+            state = self._state(number)
+        self.checkpoints.whole = state
+        raise_if_requested()
+
+    def commit(self, record: IterationRecord) -> None:
+        """The policy is about to change: from here on a signal lets the iteration end, so that it can be saved."""
+        self.checkpoints.whole = None
+        record.finish_despite_signals(self.config.fault.grace_seconds)
 
     def checkpoint(self, iteration: int) -> None:
         """Save where it is due after `iteration`."""
         if checkpoint_is_due(self.config, iteration):
-            state = RunState(iteration, self.stream.state.epoch, self.stream.state.position)
-            self.actor.save_checkpoint(self.directory.checkpoints, iteration, asdict(state))
+            self.checkpoints.save(self._state(iteration))
+
+    def _state(self, iteration: int) -> RunState:
+        return RunState(iteration, self.stream.state.epoch, self.stream.state.position)
 
     def close(self) -> None:
         """Finish what is still being written, then write the policy in Hugging Face layout."""
@@ -67,36 +106,44 @@ class SupervisedSession:
 
 def sft(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """Train on supervised sequences; the policy is written to `RUN/policy`. Returns the run's folder."""
-    with _open(config, resume, overwrite) as run:
-        cost = flops_cost(config.model.path)
-        for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
-            with run.log.iteration(iteration) as step:
-                with step.phase("data"):
-                    sequences = run.stream.take(run.settings.sequences_per_step)
-                with step.phase("pack"):
-                    packs = supervised_packs(
-                        sequences,
-                        config.actor,
-                        data_parallel=run.actor.layout.data_parallel,
-                        cost=cost,
-                        wrapped=run.settings.packing == "wrapped",
-                    )
-                with step.phase("train"):
-                    report = run.actor.train(packs.ranks, _ALGORITHM)
-                with step.phase("tracking"):
-                    step.add(packs.report.metrics)
-                    step.add(report.metrics)
-                    step.add(run.data_metrics())
-                with step.phase("checkpoint"):
-                    run.checkpoint(iteration)
-                with step.phase("tracking"):
-                    run.measurement.finish(step, packs)
-        run.close()
+    with _open_run(config, resume, overwrite) as run:
+        for attempt in actor_attempts(config.fault, run.console):
+            with attempt, _open_session(run) as session:
+                _iterate(session)
     return run.directory.path
 
 
+def _iterate(run: SupervisedSession) -> None:
+    config = run.config
+    cost = flops_cost(config.model.path)
+    for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
+        with run.iteration(iteration) as step:
+            with step.phase("data"):
+                sequences = run.stream.take(run.settings.sequences_per_step)
+            with step.phase("pack"):
+                packs = supervised_packs(
+                    sequences,
+                    config.actor,
+                    data_parallel=run.actor.layout.data_parallel,
+                    cost=cost,
+                    wrapped=run.settings.packing == "wrapped",
+                )
+            run.commit(step)
+            with step.phase("train"):
+                report = run.actor.train(packs.ranks, _ALGORITHM)
+            with step.phase("tracking"):
+                step.add(packs.report.metrics)
+                step.add(report.metrics)
+                step.add(run.data_metrics())
+            with step.phase("checkpoint"):
+                run.checkpoint(iteration)
+            with step.phase("tracking"):
+                run.measurement.finish(step, packs)
+    run.close()
+
+
 @contextmanager
-def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedSession]:
+def _open_run(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedRun]:
     settings = config.sft
     if settings is None:
         raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
@@ -108,13 +155,21 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
     for note in examples.notes:
         console.say(note)
     directory = open_run_directory(config, resume, overwrite)
-    checkpoint = checkpoint_to_resume(directory, resume)
-    with ExitStack() as stack:
+    checkpoint_to_resume(directory, resume)
+    with explained_end(directory), CleanupStack() as stack:
         with console.task("starting Ray"):
-            stack.enter_context(ray_cluster(config))
+            stack.enter_context(ray_cluster(config, lambda: last_words(directory)))
             bundles = stack.enter_context(actor_placement(config))
+        yield SupervisedRun(config, settings, directory, console, examples, bundles)
+
+
+@contextmanager
+def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
+    config, directory, console, examples = run.config, run.directory, run.console, run.examples
+    checkpoint = newest_checkpoint(directory)
+    with CleanupStack() as stack:
         with console.task("starting the actor"):
-            actor = ActorGroup.start(config, bundles, str(directory.logs.absolute()))
+            actor = ActorGroup.start(config, run.bundles, str(directory.logs.absolute()))
         stack.callback(actor.stop)
         for note in actor.notes:
             console.say(note)
@@ -122,8 +177,20 @@ def _open(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedS
             warm_up_actor(config, actor, _ALGORITHM)
         state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
-        position = StreamState(state.epoch, state.position)
-        stream = PromptStream(examples.sequences, config.seed, config.data.shuffle, position)
-        log = IterationLog(trackers, console)
-        measurement = Measurement(config, actor, directory, console, state.iteration + 1)
-        yield SupervisedSession(config, settings, directory, log, actor, examples, stream, measurement, state)
+        checkpoints = Checkpoints(config, directory, actor, nullcontext, console, state, checkpoint)
+        session = SupervisedSession(
+            config=config,
+            settings=run.settings,
+            directory=directory,
+            log=IterationLog(trackers, console),
+            actor=actor,
+            examples=examples,
+            stream=PromptStream(
+                examples.sequences, config.seed, config.data.shuffle, StreamState(state.epoch, state.position)
+            ),
+            measurement=Measurement(config, actor, directory, console, state.iteration + 1),
+            start=state,
+            checkpoints=checkpoints,
+        )
+        with checkpoints.saved_before_early_end():
+            yield session

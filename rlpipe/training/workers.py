@@ -1,16 +1,17 @@
 """Starting what a run works with, Ray, engines and actor, as much as possible at the same time."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actor.group import ActorGroup
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.monitoring.console import Console
+from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
-from rlpipe.training.placement import placements, ray_cluster
+from rlpipe.training.placement import Placement, placements, ray_cluster
 from rlpipe.training.warm_up import warm_up_actor
 from rollout.pool import RolloutPool
 from rollout.requests import EngineHealth
@@ -64,18 +65,40 @@ class Workers:
         clock.add({f"actor_{part}": spent for part, spent in self.actor.start_seconds.items()})
 
 
+@dataclass(frozen=True)
+class Bundles:
+    """What is reserved for actor and engines."""
+
+    actor: Placement
+    engines: Placement
+
+
+@contextmanager
+def open_cluster(
+    config: Config, clock: StartClock, last_words: Callable[[], Iterable[str]] = tuple
+) -> Iterator[Bundles]:
+    """Ray with everything reserved. last_words: see `ray_cluster`."""
+    with CleanupStack() as stack:
+        with clock.task("ray", "starting Ray"):
+            stack.enter_context(ray_cluster(config, last_words))
+            actor, engines = stack.enter_context(placements(config))
+        yield Bundles(actor, engines)
+
+
 @contextmanager
 def open_workers(
-    config: Config, algorithm: AlgorithmConfig, log_directory: str, console: Console, clock: StartClock
+    config: Config,
+    algorithm: AlgorithmConfig,
+    bundles: Bundles,
+    log_directory: str,
+    console: Console,
+    clock: StartClock,
 ) -> Iterator[Workers]:
     """The actor's processes start and import while engines load and warm up, and take device memory only after that."""
-    with ExitStack() as stack:
-        with clock.task("ray", "starting Ray"):
-            stack.enter_context(ray_cluster(config))
-            actor_bundles, engine_bundles = stack.enter_context(placements(config))
-        pool = RolloutPool.start(config, config.model.path, engine_bundles, log_directory)
+    with CleanupStack() as stack:
+        pool = RolloutPool.start(config, config.model.path, bundles.engines, log_directory)
         stack.callback(pool.stop)
-        actor = ActorGroup.launch(config, actor_bundles, log_directory)
+        actor = ActorGroup.launch(config, bundles.actor, log_directory)
         stack.callback(actor.stop)
         memory_sharing = open_memory_sharing(config, pool, actor)
         with clock.task("engines", "starting engines"):

@@ -1,6 +1,7 @@
 """The pool grades beside the run, and nothing that a response or a grader does ends the run."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,6 +56,18 @@ def test_whatever_goes_wrong_costs_one_sample_and_is_counted() -> None:
     assert "exit code 3" in rewards["leave"].reason
     assert "MemoryError" in rewards["eat_memory"].reason
     assert "RecursionError" in rewards["recurse"].reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_worker_that_somebody_stops_or_kills_costs_no_sample(number: signal.Signals) -> None:
+    known = set(psutil.Process().children())
+    with GradingPool(timeout_seconds=2) as pool:
+        assert pool.submit("first", "math", r"\boxed{1}", "1").result(timeout=400).score == 1.0
+        (worker,) = set(psutil.Process().children()) - known
+        worker.send_signal(number)
+        assert pool.submit("second", "math", r"\boxed{2}", "2").result(timeout=400).score == 1.0
+        assert not worker.is_running()
+        assert pool.take_failures() == Failures()
 
 
 def test_children_of_a_late_grader_end_with_it(tmp_path: Path) -> None:

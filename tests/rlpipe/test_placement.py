@@ -1,5 +1,8 @@
 """Starting a cluster on this machine when Ray's own processes are slow."""
 
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 import ray
 
@@ -19,15 +22,16 @@ def config(start_seconds: float) -> Config:
 
 
 def fail_first(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> list[dict]:
-    """Ray, started with one of `errors` at a time until there is none left; the calls, in order."""
+    """Ray, whose starts fail with `errors` until there is none left; the calls, in order. Each starts a process."""
     calls: list[dict] = []
 
     def init(**settings: object) -> None:
-        calls.append(settings)
+        calls.append(settings | {"process": subprocess.Popen(["sleep", "100"], start_new_session=True)})
         if errors:
             raise errors.pop(0)
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # other tests of this process may have a cluster
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "NodeManagerAddress": "here"}])
     return calls
@@ -37,6 +41,8 @@ def test_a_slow_start_of_ray_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
     calls = fail_first(monkeypatch, [Exception(SLOW), Exception(SLOW)])
     with ray_cluster(config(30)):
         assert [call["num_cpus"] for call in calls] == [3, 3, 3]
+        assert [call["process"].poll() is None for call in calls] == [False, False, True]  # failed starts leave nothing
+    assert calls[-1]["process"].poll() is not None
 
 
 def test_a_start_that_stays_slow_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,109 @@
+"""Which process of the actor is to blame when a call fails, meets its deadline or stands still. Imports no torch."""
+
+import re
+import time
+from collections.abc import Sequence
+
+import ray
+
+from rlpipe.shared.errors import ActorLostError, RlpipeError
+from rlpipe.shared.remote import WorkerAddress, process_states, stack_of
+
+_SETTLE_SECONDS = 3.0
+_POLL_SECONDS = 0.25
+# In the traceback of a rank whose exchange failed, or whose device can no longer be used.
+_BROKEN = re.compile(r"c10d|ProcessGroup|gloo|NCCL|DistBackendError|AcceleratorError|CUDA error")
+# In the stack of a rank that waits for another one.
+_WAITING = re.compile(r"exchanges\.py|distributed_c10d|p2p_communication|torch/distributed/")
+
+
+class CallWatch:
+    """What `gather` asks about one call to all processes."""
+
+    def __init__(self, workers: Sequence[WorkerAddress], phase: str, every_seconds: float) -> None:
+        self._workers = workers
+        self._phase = phase
+        self._every_seconds = every_seconds
+        self._begin = time.monotonic()
+        self._next = self._begin + every_seconds
+        self._stopped: set[WorkerAddress] = set()
+
+    def look(self) -> None:
+        """Raises ActorLostError for a process that is found stopped twice in a row: it never answers."""
+        if time.monotonic() < self._next:
+            return
+        states = process_states(self._workers)
+        stopped = {worker for worker in self._workers if states.get(worker.name) == "stopped"}
+        if both := [worker for worker in self._workers if worker in stopped & self._stopped]:
+            raise ActorLostError(
+                f"{self._phase}: {_names(both)} of the actor hangs: its process was stopped by a signal, so it has "
+                f"no stack to show; noticed {time.monotonic() - self._begin:.0f} seconds after the call"
+            )
+        self._stopped = stopped
+        self._next = time.monotonic() + self._every_seconds
+
+    def late(self, slow: Sequence[WorkerAddress], seconds: float) -> RlpipeError:
+        """The error for a late call: because of those slow ranks that do not wait for others."""
+        states = process_states(self._workers)
+        stacks = {worker.name: _stack(worker, states) for worker in slow}
+        gone = [worker for worker in self._workers if states.get(worker.name) == "gone"]
+        culprits = gone or [worker for worker in slow if not _WAITING.search(stacks[worker.name])] or slow
+        return ActorLostError(
+            f"{self._phase}: no answer within {seconds:g} seconds because of {_names(culprits)}; raise the deadline in "
+            "the section `deadlines` if that is too short. Stacks:\n"
+            + "\n\n".join(f"--- {worker.name} (pid {worker.pid})\n{stacks[worker.name]}" for worker in slow)
+        )
+
+    def failed(self, error: Exception, index: int) -> Exception:
+        """The error to raise for what worker `index` answered with, or for what Ray says about it."""
+        if isinstance(error, ray.exceptions.RayActorError):
+            gone = self._workers[index : index + 1]
+            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died ({reason_of(error)}){_log(gone)}")
+        if not isinstance(error, ray.exceptions.RayTaskError):
+            return error
+        if isinstance(error.cause, RlpipeError):
+            return error.cause
+        if gone := self._gone():
+            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died{_log(gone)}")
+        if not _BROKEN.search(str(error)):
+            return error
+        name = self._workers[index].name
+        return ActorLostError(
+            f"{self._phase}: an exchange of {name} with the others failed ({_last_line(error)}). Its stack:\n{error}"
+        )
+
+    def _gone(self) -> list[WorkerAddress]:
+        """Processes that have ended. A peer notices that before the system says so."""
+        end = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            states = process_states(self._workers)
+            gone = [worker for worker in self._workers if states.get(worker.name) == "gone"]
+            if gone or time.monotonic() > end:
+                return gone
+            time.sleep(_POLL_SECONDS)
+
+
+def _stack(worker: WorkerAddress, states: dict[str, str]) -> str:
+    state = states.get(worker.name, "on a node that does not answer")
+    return stack_of(worker) if state == "running" else f"no stack: the process is {state}"
+
+
+def _names(workers: Sequence[WorkerAddress]) -> str:
+    return ", ".join(f"{worker.name} (pid {worker.pid})" for worker in workers)
+
+
+def _log(workers: Sequence[WorkerAddress]) -> str:
+    return "; its last words: " + ", ".join(f"worker-*-{worker.pid}.err in Ray's session folder" for worker in workers)
+
+
+def reason_of(error: BaseException) -> str:
+    """The part of Ray's long message that says why."""
+    for line in str(error).splitlines():
+        if "exit" in line.lower() or "killed" in line.lower():
+            return line.partition("Some common causes")[0].strip().rstrip(".")
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

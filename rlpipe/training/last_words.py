@@ -1,0 +1,44 @@
+"""What is said when a run ends early: its logs, its last checkpoint, how to go on, and the report of what is there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlpipe.monitoring.report import write_report
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.shared.checkpoint_folder import latest_checkpoint
+from rlpipe.shared.errors import RlpipeError
+from rlpipe.shared.interrupts import shielded
+
+
+@contextmanager
+def explained_end(directory: RunDirectory) -> Iterator[None]:
+    """Adds the last words to whatever ends the block early. Enter it before anything is started."""
+    try:
+        yield
+    except (RlpipeError, KeyboardInterrupt) as error:
+        with shielded():
+            first, line_break, rest = str(error).partition("\n")
+            error.args = (f"{first}{''.join(last_words(directory))}{line_break}{rest}",)
+        raise
+    except Exception as error:
+        error.add_note("".join(last_words(directory)).removeprefix("; "))
+        raise
+
+
+def last_words(directory: RunDirectory) -> Iterator[str]:
+    """Continues a sentence, in two parts: the second one takes seconds, as it draws the report."""
+    checkpoint = latest_checkpoint(directory.checkpoints)
+    if checkpoint is None:
+        yield f"; logs: {directory.logs}; no checkpoint is complete yet: start again with --overwrite"
+    else:
+        yield f"; logs: {directory.logs}; last checkpoint: {checkpoint}; continue with --resume"
+    yield _report(directory)
+
+
+def _report(directory: RunDirectory) -> str:
+    if not directory.metrics.exists():
+        return ""
+    try:
+        return f"; report so far: {write_report(directory.path).page}"
+    except RlpipeError as error:
+        return f"; no report so far: {error}"
