@@ -4,10 +4,8 @@ Two classes, because Megatron's HybridDeviceOptimizer tells by the class whether
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import megatron.core.optimizer as megatron_optimizer
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
@@ -36,12 +34,9 @@ class Bfloat16Moments(torch.optim.AdamW):
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), device=parameter.device)
-                state.update({name: torch.zeros_like(parameter) for name in _MOMENTS})
-            for name in _MOMENTS:
-                state[name] = state[name].float()
-            _update(parameter, state, group)
-            for name in _MOMENTS:
-                state[name] = state[name].bfloat16()
+                state.update({name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in _MOMENTS})
+            assert parameter.grad is not None
+            update_in_place(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
 
     def _parameters_with_gradient(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for group in self.param_groups:
@@ -58,14 +53,21 @@ class DeviceAdamBfloat16Moments(Bfloat16Moments, DeviceAdam):
     """`DeviceAdam` with moments in bfloat16."""
 
 
-def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+def update_in_place(
+    master: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor, group: dict[str, Any]
+) -> None:
+    """torch's fused AdamW on one tensor of each, on their device; `step` counts up.
+
+    Moments in another dtype than float32 are rounded to it after the update, which happens in float32.
+    """
+    moments = exp_avg.float(), exp_avg_sq.float()
     adamw(
-        [parameter],
-        [parameter.grad],  # type: ignore[list-item]
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
+        [master],
+        [gradient],
+        [moments[0]],
+        [moments[1]],
         [],
-        [state["step"]],
+        [step],
         fused=True,
         amsgrad=False,
         beta1=group["betas"][0],
@@ -75,19 +77,6 @@ def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) 
         eps=group["eps"],
         maximize=False,
     )
-
-
-@contextmanager
-def adam_classes(moments_dtype: str) -> Iterator[None]:
-    """Within the block Megatron builds its optimizers from the classes of this module.
-
-    Megatron looks the two classes up as globals of its optimizer package; there is no argument for them.
-    """
-    before = megatron_optimizer.CPUAdam, megatron_optimizer.Adam
-    half = moments_dtype == "bfloat16"
-    megatron_optimizer.CPUAdam = HostAdamBfloat16Moments if half else HostAdam
-    megatron_optimizer.Adam = DeviceAdamBfloat16Moments if half else DeviceAdam
-    try:
-        yield
-    finally:
-        megatron_optimizer.CPUAdam, megatron_optimizer.Adam = before
+    if exp_avg.dtype != torch.float32:
+        exp_avg.copy_(moments[0])
+        exp_avg_sq.copy_(moments[1])

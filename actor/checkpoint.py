@@ -52,6 +52,7 @@ class Checkpointer:
         """Start saving to `directory/iteration_*` in the background; the folder appears once it is complete."""
         self._trainer.memory.require("weights", "saving a checkpoint")
         self.finish()
+        self._trainer.optimizer.finish()
         final = checkpoint_path(directory, iteration)
         partial = partial_path(final)
         if dist.get_rank() == 0:

@@ -3,6 +3,8 @@
 import mmap
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from multiprocessing.reduction import ForkingPickler
@@ -38,6 +40,33 @@ def synchronize() -> None:
     """Wait until the device has finished what was asked of it."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def synchronize_compute() -> None:
+    """Wait until the compute stream has finished what it was given; transfers beside it may go on."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+
+
+def has_own_memory() -> bool:
+    """Whether the device has memory of its own, apart from the host's."""
+    return torch.cuda.is_available()
+
+
+def unused_memory_bytes() -> int:
+    """Of what torch holds of the device, what no tensor lies in; 0 on a CPU."""
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+
+
+@contextmanager
+def peak_allocation() -> Iterator[Callable[[], int]]:
+    """Yields a function that tells the most bytes that were allocated in the block beyond those before it."""
+    if not torch.cuda.is_available():
+        yield lambda: 0
+        return
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    yield lambda: torch.cuda.max_memory_allocated() - before
 
 
 def release_cached_memory() -> None:

@@ -1,4 +1,4 @@
-"""Gives device memory back while engines use the same GPU, and brings the policy back bit by bit.
+"""What of the policy is in device memory: gives it back while engines use the same GPU, and brings it back bit by bit.
 
 Masters in host memory hold every trained parameter in float32, so freeing parameters copies nothing out: they are
 rounded to the parameters' dtype again, which is what the optimizer does after each step. Only what has no master in
@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from actor.device import host_buffer_like, release_cached_memory, synchronize
+from actor.device import (
+    free_memory_bytes,
+    has_own_memory,
+    host_buffer_like,
+    release_cached_memory,
+    reserved_memory_bytes,
+    synchronize_compute,
+    unused_memory_bytes,
+)
 from actor.optimizer import Optimizer
 from actor.train_report import Resident
 from rlpipe.shared.errors import ActorError
@@ -20,6 +28,8 @@ from rlpipe.shared.errors import ActorError
 Part: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 _LEVELS: tuple[Resident, ...] = ("nothing", "weights", "all")
+_RESERVE_BYTES = 4 * 2**30
+"""Device memory that optimizer states leave alone beyond what was measured: fragments, and what libraries take."""
 
 
 class DeviceMemory:
@@ -32,8 +42,10 @@ class DeviceMemory:
         """chunks: wrapped for data parallelism by Megatron; part: measures a named step."""
         self._chunks = list(chunks)
         self._part = part
-        self._shared = False
+        self._limit_bytes: int | None = None
         self._releasing: Thread | None = None
+        self.pass_bytes: int | None = None
+        """What forward and backward passes take beyond weights and gradients; None until that was measured."""
         self._gradients = _Storages()
         self._weights = _Storages()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -50,9 +62,30 @@ class DeviceMemory:
                 f"ActorGroup.keep_resident({needed!r}) first"
             )
 
-    def keep_resident(self, wanted: Resident, optimizer: Optimizer) -> None:
-        """Free or bring back what `wanted` says. Collective: weights come back by an all-gather."""
-        self._shared = True
+    def stage_states(self, optimizer: Optimizer) -> None:
+        """Begin to upload optimizer states for the next update, as far as the passes before it leave room."""
+        self._finish_release()
+        self._reserve_for_states(optimizer)
+        for adam in optimizer.streamed:
+            adam.prefetch()
+
+    def states_that_stay(self, optimizer: Optimizer) -> list[int]:
+        """Of each streamed half of the optimizer, for how many of its slots there is room while engines generate."""
+        if self._limit_bytes is None:  # the device is the actor's own
+            return [adam.slots for adam in optimizer.streamed]
+        room = self._limit_bytes - self._weight_bytes()
+        found = []
+        for adam in optimizer.streamed:
+            found.append(min(adam.slots, max(0, room) // adam.slot_bytes))
+            room -= found[-1] * adam.slot_bytes
+        return found
+
+    def keep_resident(self, wanted: Resident, optimizer: Optimizer, limit_bytes: int | None = None) -> None:
+        """Free or bring back what `wanted` says. Collective: weights come back by an all-gather.
+
+        limit_bytes: how much device memory this process may hold until the next call, if that is limited at all; states
+        of the optimizer stay there as far as that allows.
+        """
         self._finish_release()
         if wanted != "all":
             with self._part("offload_gradients"):
@@ -61,20 +94,28 @@ class DeviceMemory:
             with self._part("offload_weights"):
                 self._free_weights(optimizer)
         elif wanted != "nothing" and self._weights.freed:
-            self._restore_weights()
+            with self._part("onload_map_weights"):
+                self._weights.restore()
+                if wanted == "all":
+                    self._gradients.restore()
+                    self._reserve_for_states(optimizer)
+            self._fill_weights(optimizer)
         if wanted == "all":
             with self._part("onload_gradients"):
                 self._gradients.restore()
-        else:
+        elif limit_bytes is not None:
             with self._part("offload_release"):
-                synchronize()
-                release_cached_memory()
+                self._hold_at_most(limit_bytes, optimizer)
         self.resident = wanted
 
+    def share_with_engines(self, limit_bytes: int) -> None:
+        """While engines generate, this process may hold `limit_bytes` of the device."""
+        self._limit_bytes = limit_bytes
+
     def release_activations(self) -> None:
-        """Begin to give what torch keeps of the passes back to the device, beside the optimizer's work on the host,
-        where the device is shared. Unmapping tens of gigabytes takes the driver a good part of a second."""
-        if self._shared and self._releasing is None:
+        """Begin to give what torch keeps of the passes back to the device, beside the optimizer's step, where engines
+        need it. Unmapping tens of gigabytes takes the driver a good part of a second."""
+        if self._limit_bytes is not None and self._releasing is None and reserved_memory_bytes() > self._limit_bytes:
             self._releasing = Thread(target=release_cached_memory, name="release-activations")
             self._releasing.start()
 
@@ -84,6 +125,32 @@ class DeviceMemory:
             with self._part("offload_release"):
                 releasing.join()
 
+    def _hold_at_most(self, limit_bytes: int, optimizer: Optimizer) -> None:
+        staged = sum(adam.held_bytes for adam in optimizer.streamed)
+        room = limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - staged)
+        for adam in optimizer.streamed:
+            adam.release(max(0, room) // adam.slot_bytes)
+            room -= adam.held_bytes
+        if reserved_memory_bytes() > limit_bytes:
+            synchronize_compute()
+            release_cached_memory()
+
+    def _reserve_for_states(self, optimizer: Optimizer) -> None:
+        staged = sum(adam.held_bytes for adam in optimizer.streamed)
+        room = 0
+        if has_own_memory() and self.pass_bytes is not None:
+            free = free_memory_bytes() + unused_memory_bytes()
+            room = max(0, free + staged - self.pass_bytes - _RESERVE_BYTES)
+        limit = optimizer.options.device_cache_gigabytes
+        room = room if limit is None else min(room, int(limit * 1e9))
+        for adam in optimizer.streamed:
+            adam.reserve(max(0, room) // adam.slot_bytes)
+            room -= adam.held_bytes
+
+    def _weight_bytes(self) -> int:
+        storages = {buffer.param_data.untyped_storage() for buffer in self._buffers()}
+        return 0 if self._weights.freed else sum(storage.nbytes() for storage in storages)
+
     def _free_weights(self, optimizer: Optimizer) -> None:
         self._masters, alone = _trained_shards(optimizer)
         alone += [p for chunk in self._chunks for p in chunk.parameters() if not p.requires_grad]
@@ -91,24 +158,23 @@ class DeviceMemory:
         with torch.no_grad():
             for tensor, copy in self._copies:
                 copy.copy_(tensor, non_blocking=True)
-        synchronize()
+        synchronize_compute()
         self._weights.free([*(buffer.param_data for buffer in self._buffers()), *alone])
 
-    def _restore_weights(self) -> None:
-        with self._part("onload_map_weights"):
-            self._weights.restore()
+    def _fill_weights(self, optimizer: Optimizer) -> None:
         with self._part("onload_copy_weights"), torch.no_grad():
             for tensor, copy in self._copies:
                 tensor.copy_(copy, non_blocking=True)
             for shard, master in self._masters:
-                # Sent in float32 and rounded on the device: torch would otherwise round on the host first.
-                shard.copy_(master.to(shard.device, non_blocking=True))
-            synchronize()
+                shard.copy_(master)
+            for adam in optimizer.streamed:
+                adam.restore_parameters()
+            synchronize_compute()
         self._copies, self._masters = [], []
         with self._part("onload_gather_weights"):
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)  # type: ignore[operator]
-            synchronize()
+            synchronize_compute()
 
     def _buffers(self) -> Iterator[Any]:
         for chunk in self._chunks:
@@ -142,13 +208,11 @@ class _Storages:
 
 
 def _trained_shards(optimizer: Optimizer) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:
-    """This rank's shards of trained parameters: pairs of (shard, its master) where the master is elsewhere; and all
-    tensors on the device that nothing else holds: shards that are their own master, masters and moments there."""
+    """This rank's shards of trained parameters: pairs of (shard, its master) where the master is elsewhere and no
+    StreamedAdam brings it back; and all tensors on the device that nothing else holds: shards that are their own
+    master, masters and moments there."""
     pairs, alone = [], []
-    for part in optimizer.megatron.chained_optimizers:
-        hybrid = part.optimizer
-        if hybrid is None:  # this rank trains nothing of the part
-            continue
+    for hybrid in optimizer.adams:
         on_device = [p for group in _groups(hybrid.gpu_optimizer) for p in group["params"]]
         for master in on_device:
             state = hybrid.gpu_optimizer.state[master]
@@ -160,6 +224,7 @@ def _trained_shards(optimizer: Optimizer) -> tuple[list[tuple[torch.Tensor, torc
                 (shard.detach(), hybrid.param_to_inner_param[shard].detach())
                 for shard in shards
                 if hybrid.param_to_inner_param[shard] is not shard
+                and not (hybrid.streamed and shard in hybrid.gpu_params_map_cpu_copy)
             ]
     return pairs, alone
 

@@ -148,13 +148,18 @@ class ActorGroup:
         """Most device memory that a process of the actor holds now; 0 where it does not count."""
         return max(self._all("resident_bytes", self._config.deadlines.start_seconds))
 
-    def keep_resident(self, wanted: Resident) -> None:
+    def share_with_engines(self, limit_bytes: int) -> None:
+        """While engines generate, each process may hold `limit_bytes` of the device."""
+        self._all("share_with_engines", self._config.deadlines.train_seconds, limit_bytes)
+
+    def keep_resident(self, wanted: Resident, limit_bytes: int | None = None) -> None:
         """Have no more than `wanted` in device memory: "nothing", "weights", or "all" (weights and gradients).
 
         What was freed comes back bit by bit. Training needs "all", which is where the actor starts; all other calls
-        that touch weights need "weights" and raise ActorError below it.
+        that touch weights need "weights" and raise ActorError below it. limit_bytes: what each process may hold beside
+        engines in all, states of the optimizer included; None leaves room for the engines' weights.
         """
-        self._all("keep_resident", self._config.deadlines.train_seconds, wanted)
+        self._all("keep_resident", self._config.deadlines.train_seconds, wanted, limit_bytes)
 
     def save_checkpoint(
         self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool = False

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from megatron.core import tensor_parallel
 
-from actor.device import compute_device
+from actor.device import compute_device, peak_allocation
 from actor.layers.causal_attention import plan_long_sequences
 from actor.models.policy_model import take_mtp_loss
 from actor.trainer import Trainer
@@ -31,13 +31,14 @@ def warm_up(
     Gradients are exchanged and measured as in a step, which sets up all communicators, and then thrown away.
     """
     longest_tokens = min(longest_sequence_tokens, max(pack.cu_seqlens_padded[-1] for pack in training))
-    with unchanged_generators(), trainer.clock.part("warm_up"):
+    with unchanged_generators(), trainer.clock.part("warm_up"), peak_allocation() as peak_bytes:
         trainer.accumulate(training, algorithm)
         trainer.optimizer.finish_gradients()
         trainer.optimizer.gradient_norm()
         trainer.optimizer.zero_gradients()
         take_mtp_loss(trainer.policy[-1])
         trainer.logprobs(forward_only, "policy")
+        trainer.memory.pass_bytes = max(peak_bytes(), trainer.memory.pass_bytes or 0)
         _plan_attention(trainer, longest_tokens)
 
 

@@ -10,10 +10,10 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-from actor.adam import adam_classes
-from actor.megatron_patches.optimizer_fixes import zero_state
+from actor.megatron_patches.offloaded_adam import OffloadedAdam, offloaded_adam
 from actor.models.build_model import reduce_replicated_gradients
 from actor.schedule import learning_rate_at
+from actor.streamed_adam import StreamedAdam
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.shared.errors import ActorError
 
@@ -24,7 +24,7 @@ class Optimizer:
     """Adam over the parameters of data-parallel wrapped model chunks.
 
     The distributed optimizer shards masters and moments over data-parallel ranks; `cpu_offload_fraction` of them live
-    in host memory and are updated there. Parameters with one dimension have no weight decay.
+    in host memory. Parameters with one dimension have no weight decay.
     """
 
     def __init__(
@@ -34,9 +34,21 @@ class Optimizer:
         self.total_steps = total_steps
         self.applied_steps = 0
         self._chunks = list(chunks)
-        with adam_classes(options.moments_dtype):
+        with offloaded_adam(options.moments_dtype):
             self.megatron: Any = get_megatron_optimizer(_megatron_config(options, dtype), self._chunks)
-        zero_state(self.megatron)
+        for adam in self.adams:
+            adam.zero_state()
+
+    @property
+    def adams(self) -> list[OffloadedAdam]:
+        """Of dense and of expert parameters; a rank that trains nothing of a kind has none for it."""
+        parts = [part.optimizer for part in self.megatron.chained_optimizers]
+        return [part for part in parts if part is not None]
+
+    @property
+    def streamed(self) -> list[StreamedAdam]:
+        """Those whose states come from host memory for an update on the device."""
+        return [adam.streamed for adam in self.adams if adam.streamed is not None]
 
     @property
     def learning_rate(self) -> float:
@@ -61,13 +73,18 @@ class Optimizer:
         self.megatron.prepare_grads()
         return float(self.megatron.get_grad_norm())
 
-    def step(self, gradient_norm: float) -> None:
-        """Clip to `max_gradient_norm` and update; call after `gradient_norm`."""
+    def step(self, gradient_norm: float, staying_slots: Sequence[int] = ()) -> None:
+        """Clip to `max_gradient_norm` and update; call after `gradient_norm`.
+
+        staying_slots: of each of `streamed`, how many slots keep their states on the device after the update.
+        """
         if not math.isfinite(gradient_norm):
             raise ActorError(f"refused an optimizer step with gradient norm {gradient_norm}")
         for group in self.megatron.param_groups:
             group["lr"] = self.learning_rate * group["lr_mult"]
             group["weight_decay"] = self.options.weight_decay * group["wd_mult"]
+        for adam, slots in zip(self.streamed, staying_slots, strict=False):
+            adam.staying_slots = slots
         for part in self.megatron.chained_optimizers:
             if part.get_parameters():
                 clip_grad_by_total_norm_fp32(
@@ -75,6 +92,21 @@ class Optimizer:
                 )
         self.megatron.step_with_ready_grads()
         self.applied_steps += 1
+
+    def finish(self) -> None:
+        """Returns once the states in host memory are those of the last step."""
+        for adam in self.adams:
+            adam.finish()
+
+    def compact_state(self) -> None:
+        """Call after loading."""
+        for adam in self.adams:
+            adam.compact_state()
+
+    def close(self) -> None:
+        """The states are needed no more; call before another optimizer is made for the same parameters."""
+        for adam in self.adams:
+            adam.close()
 
 
 def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerConfig:
@@ -93,5 +125,5 @@ def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerC
         use_precision_aware_optimizer=True,
         optimizer_cpu_offload=True,
         optimizer_offload_fraction=options.cpu_offload_fraction,
-        overlap_cpu_optimizer_d2h_h2d=options.overlap_transfers and torch.cuda.is_available(),
+        overlap_cpu_optimizer_d2h_h2d=False,  # OffloadedAdam does that
     )

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from actor.megatron_patches.optimizer_fixes import compact_state
-
 
 def optimizer_content(megatron: Any, models: dict[str, Any], loading: bool, metadata: dict[str, Any]) -> dict[int, Any]:
     """Half of the optimizer (0: dense, 1: experts) -> its sharded tensors, where this rank has any. Collective.
@@ -34,7 +32,7 @@ def restore_optimizer(megatron: Any, loaded: dict[int, Any], applied_steps: int)
             state["step"] = torch.full_like(state["step"], float(applied_steps))
         part.load_parameter_state_from_fully_reshardable(loaded.get(index, {}))
         hybrid._sync_sub_optimizers_state_to_hdo()
-    compact_state(megatron)
+        hybrid.compact_state()
 
 
 def _trained_parts(megatron: Any) -> Iterator[tuple[int, Any]]:

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from numpy.typing import NDArray
 
-from actor.device import synchronize
+from actor.device import synchronize_compute
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.frozen_parameters import frozen_targets
@@ -67,9 +67,12 @@ class Trainer:
         self.memory = DeviceMemory(self.chunks, self.clock.part)
         self.counts = UpdateCounts()
 
-    def keep_resident(self, wanted: Resident) -> None:
-        """Have no more than `wanted` in device memory; what was freed comes back bit by bit."""
-        self.memory.keep_resident(wanted, self.optimizer)
+    def keep_resident(self, wanted: Resident, limit_bytes: int | None = None) -> None:
+        """Have no more than `wanted` in device memory; what was freed comes back bit by bit.
+
+        limit_bytes: as `DeviceMemory.keep_resident` takes it.
+        """
+        self.memory.keep_resident(wanted, self.optimizer, limit_bytes)
 
     def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
         """One optimizer step per entry of `steps`, which holds this data rank's packs of that step."""
@@ -87,6 +90,7 @@ class Trainer:
     def train_step(self, packs: Sequence[Pack], algorithm: AlgorithmConfig, last: bool = False) -> StepReport:
         """Forward and backward over `packs`, then an optimizer step, or a skip on all ranks where something is not
         finite. Metrics are complete on the last pipeline stage only. last: no other step follows soon."""
+        self.memory.stage_states(self.optimizer)
         results = self.accumulate(packs, algorithm)
         with self.clock.part("optimizer"):
             self.optimizer.finish_gradients()
@@ -106,8 +110,8 @@ class Trainer:
             self.memory.release_activations()
         with self.clock.part("optimizer"):
             if reason is None:
-                self.optimizer.step(norm)
-            synchronize()
+                self.optimizer.step(norm, self.memory.states_that_stay(self.optimizer))
+            synchronize_compute()
         self.counts = self.counts.after(applied=reason is None)
         return self._report(metrics, reason, culprits)
 
@@ -143,6 +147,7 @@ class Trainer:
     def reset_optimizer(self, options: OptimizerConfig, total_steps: int) -> None:
         """Fresh moments and masters from the present weights, step 0 of a new schedule, counters at zero."""
         self.memory.require("weights", "a new optimizer")
+        self.optimizer.close()
         self.optimizer = self._new_optimizer(options, total_steps)
         self.counts = UpdateCounts()
 

@@ -144,9 +144,17 @@ class ActorWorker:
         self._checkpointer.finish()
         self._trainer.reset_optimizer(options, total_steps)
 
-    def keep_resident(self, wanted: Resident) -> None:
+    def share_with_engines(self, limit_bytes: int) -> None:
+        self._trainer.memory.share_with_engines(limit_bytes - BESIDE_TORCH_BYTES)
+
+    def keep_resident(self, wanted: Resident, limit_bytes: int | None) -> None:
+        """limit_bytes: None where engines take their weights next, for which everything else has to make room."""
         with self._clock.part("offload"):
-            self._trainer.keep_resident(wanted)
+            if limit_bytes is None:
+                held = free_memory_bytes() + reserved_memory_bytes() - self._engine_bytes
+            else:
+                held = limit_bytes - BESIDE_TORCH_BYTES
+            self._trainer.keep_resident(wanted, held)
 
     def save_checkpoint(self, directory: Path, iteration: int, driver_state: dict[str, Any], wait: bool) -> Path:
         with self._clock.part("checkpoint"):
@@ -205,6 +213,14 @@ class ActorWorker:
             self._sender.leave()
         self._guard.uninstall()
         distributed.leave()
+
+    @property
+    def _engine_bytes(self) -> int:
+        """Device memory of a colocated engine's weights, and of the buffers they arrive through; the engine's rounding
+        and its own needs are in the reserve."""
+        weights = sum(bucket.size_bytes for bucket in self._sender.plan)
+        buffers = 2 * self._config.weight_sync.bucket_bytes
+        return weights // self._config.rollout.engine.tensor_parallel + buffers + 2 * 2**30
 
     @property
     def _timeout_seconds(self) -> float:

@@ -45,7 +45,6 @@ def install_cpu() -> None:
     _patch_type_names()
     _patch_device_literals()
     _patch_split_sizes()
-    _patch_hybrid_optimizer()
     # Compiling the few fused element-wise functions costs a C++ build of seconds each and gains nothing here.
     torch.compiler.set_stance("force_eager")
 
@@ -189,44 +188,3 @@ def _patch_split_sizes() -> None:
 
     moe_utils.maybe_move_tensor_to_cpu = to_host
     token_dispatcher.maybe_move_tensor_to_cpu = to_host
-
-
-def _patch_hybrid_optimizer() -> None:
-    """HybridDeviceOptimizer asks `is_cuda` to know what lives "on the device", and pins host memory."""
-    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
-
-    original = HybridDeviceOptimizer.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["pin_cpu_grads"] = kwargs["pin_cpu_params"] = False
-        original(self, *args, **kwargs)
-
-    HybridDeviceOptimizer.__init__ = init
-    HybridDeviceOptimizer._get_sub_optimizer_param_groups = _offloaded_param_groups
-
-
-def _offloaded_param_groups(self: Any, offload_fraction: float) -> tuple[Any, ...]:
-    """HybridDeviceOptimizer._get_sub_optimizer_param_groups where every parameter counts as one on the device."""
-    total = sum(param.numel() for group in self.param_groups for param in group["params"])
-    host_groups, device_groups = [], []
-    device_to_host, host_to_device, to_fp32 = {}, {}, {}
-    offloaded = 0
-    for group in self.param_groups:
-        device_params: list[torch.Tensor] = []
-        host_params: list[torch.Tensor] = []
-        for original in group["params"]:
-            param, on_host = original, offloaded < total * offload_fraction
-            if on_host:
-                param = param.detach().clone()
-                offloaded += param.numel()
-            if self.param_update_in_fp32 and param.dtype != torch.float32:
-                param = param.detach().clone().float()
-                to_fp32[original] = param
-            if on_host:
-                device_to_host[original], host_to_device[param] = param, original
-            (host_params if on_host else device_params).append(param)
-        if device_params:
-            device_groups.append({**group, "params": device_params})
-        if host_params:
-            host_groups.append({**group, "params": host_params})
-    return host_groups, device_groups, device_to_host, host_to_device, to_fp32

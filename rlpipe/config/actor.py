@@ -81,13 +81,15 @@ class OptimizerConfig(Section):
     """Global gradient norm above which gradients are scaled down."""
 
     cpu_offload_fraction: float = Field(1.0, ge=0, le=1)
-    """Share of the optimizer state that lives and is updated in host memory."""
+    """Share of the optimizer state that lives in host memory. On a GPU it passes through device memory for the update:
+    what has room is uploaded during the forward and backward passes, and downloads run beside what follows."""
 
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of Adam's moments."""
 
-    overlap_transfers: bool = True
-    """Overlap gradient and parameter transfers with the update on the CPU (a GPU only)."""
+    device_cache_gigabytes: float | None = Field(None, ge=0)
+    """Device memory that optimizer states of host memory may take while the actor works, per GPU; as far as colocated
+    engines leave room they stay during generation too. Empty: what the passes leave free."""
 
     @model_validator(mode="after")
     def _moments_can_change(self) -> Self:

@@ -70,9 +70,6 @@ class SpeedsConfig(Section):
     decoding_step_seconds: float = Field(0.0022, ge=0)
     """Of a decoding step beside it: scheduling, sampling, log-probabilities."""
 
-    adam_parameters_per_core_second: float = Field(9.1e7, gt=0)
-    """Parameters that a thread of the host updates in a second, transfers of gradients and weights included."""
-
     host_memory_gigabytes_per_second: float = Field(300, gt=0)
     """Bandwidth of a node's host memory, which bounds all threads together."""
 

@@ -15,7 +15,6 @@ from rlpipe.flops.peaks import peak_bf16_tflops
 
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _MASTER_BYTES = 4
-_GRADIENT_BYTES = 4
 _PARAMETER_BYTES = 2
 
 
@@ -102,19 +101,17 @@ def _touched_parameters(model: Model, running: int) -> float:
 
 
 def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """Transfers and the update of the offloaded share on the host; the rest at the speed of the GPU's memory."""
+    """On GPUs the states of the offloaded share on their way back to the host: the way there is hidden under
+    the passes, and the update runs at the speed of the GPU's memory. On CPUs the update alone."""
     actor, speeds = config.actor, cluster.speeds
     own = model.parameters / actor.processes
-    here = min(actor.processes, cluster.node.gpus) if cluster.gpus else actor.processes
-    most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / here
     if not cluster.gpus:
+        most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / actor.processes
         return own / min(actor.threads * speeds.cpu_gigabytes_per_second * 1e9 / _ADAM_BYTES, most)
-    offloaded = own * actor.optimizer.cpu_offload_fraction
-    transfer = offloaded * (_GRADIENT_BYTES + _PARAMETER_BYTES)
-    transfer /= cluster.network.host_to_gpu_gigabytes_per_second * 1e9
-    update = offloaded / min(actor.threads * speeds.adam_parameters_per_core_second, most)
-    on_device = (own - offloaded) * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
-    return on_device + (max(transfer, update) if actor.optimizer.overlap_transfers else transfer + update)
+    state_bytes = _MASTER_BYTES + 2 * (2 if actor.optimizer.moments_dtype == "bfloat16" else 4)
+    download = own * actor.optimizer.cpu_offload_fraction * state_bytes
+    download /= cluster.network.host_to_gpu_gigabytes_per_second * 1e9
+    return download + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 
 def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:

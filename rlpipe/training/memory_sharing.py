@@ -130,14 +130,19 @@ class Colocated:
         """What of the actor stays on the device while engines generate. Asked for first when it holds its weights and
         nothing else."""
         if self._beside_engines is None:
-            fits = self._actor.resident_bytes() <= _USED_SHARE_OF_SPARE * self._spare_bytes
+            fits = self._actor.resident_bytes() <= self._limit_bytes
             self._beside_engines = "weights" if fits else "nothing"
+            self._actor.share_with_engines(self._limit_bytes)
         return self._beside_engines
 
+    @property
+    def _limit_bytes(self) -> int:
+        return int(_USED_SHARE_OF_SPARE * self._spare_bytes)
+
     def _leave_device_to_engines(self) -> None:
-        if self._kept == "nothing":
-            with self._step("actor_offload"):
-                self._actor.keep_resident("nothing")
+        kept = self._kept
+        with self._step("actor_offload"):
+            self._actor.keep_resident(kept, self._limit_bytes)
         with self._step("engines_wake"):
             self._pool.wake(("kv_cache",))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from train_workers import split, trainer, weights, whole_batch
+from train_workers import split, streamed_states, trainer, weights, whole_batch
 
 from actor.background_writer import BackgroundWrite
 from actor.checkpoint import Checkpointer
@@ -25,7 +25,10 @@ SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1
 def all_single_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Path) -> dict[str, Any]:
     dense, half = paths["dense"], SCHEDULE.model_copy(update={"moments_dtype": "bfloat16"})
     offload = SCHEDULE.model_copy(update={"cpu_offload_fraction": 0.5})
+    with streamed_states():
+        streamed = save_and_continue(paths["moe"], folder / "streamed", 2, dtype="bfloat16", optimizer=half)
     return {
+        "streamed": streamed,
         "float32": save_and_continue(dense, folder / "a", steps_before=2, reference=True),
         "bfloat16": save_and_continue(paths["moe"], folder / "b", 2, dtype="bfloat16", optimizer=half),
         "frozen": save_and_continue(dense, folder / "d", 2, frozen_parameters=["embed_tokens"], reference=True),

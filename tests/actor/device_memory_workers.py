@@ -1,11 +1,12 @@
 """Trainers whose device memory is freed and brought back between steps; imports Megatron."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
-from train_workers import trainer
+from train_workers import streamed_states, trainer
 
 from actor.checkpoint import Checkpointer
 from actor.hf.export import save_hf
@@ -19,8 +20,9 @@ def all_cases(rank: int, count: int, cases: dict[str, Any], folder: Path) -> dic
 
 def freed_between_steps(rank: int, count: int, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Three steps of two trainers, one of which gives everything back before each step and after it."""
-    plain, freed = (trainer(path, count, reference=True, optimizer=options["optimizer"], **options["actor"])
-                    for _ in range(2))  # fmt: skip
+    with streamed_states() if options.get("streamed") else nullcontext():
+        plain, freed = (trainer(path, count, reference=True, optimizer=options["optimizer"], **options["actor"])
+                        for _ in range(2))  # fmt: skip
     metrics: list[Any] = []
     bits = []
     for _ in range(3):

@@ -32,7 +32,7 @@ def double(paths, tmp_path_factory):
     return worker(2, "all_two_process_cases", paths, folder)
 
 
-@pytest.mark.parametrize("case", ["float32", "bfloat16", "frozen", "first", "dense_hybrid", "only_experts"])
+@pytest.mark.parametrize("case", ["float32", "bfloat16", "frozen", "first", "dense_hybrid", "only_experts", "streamed"])
 def test_continuing_from_a_checkpoint_gives_the_same_bits(single, case):
     _assert_exact(single[case])
 

@@ -11,10 +11,16 @@ ONE = {
     "dense": ("dense", {"optimizer": SCHEDULE, "actor": {}}),
     "moe_bfloat16": ("moe", {"optimizer": SCHEDULE, "actor": {"dtype": "bfloat16"}}),
     "half_of_the_optimizer_on_the_device": ("dense", {"optimizer": HALF, "actor": {"dtype": "bfloat16"}}),
+    "streamed": (
+        "moe",
+        {"optimizer": SCHEDULE, "streamed": True, "actor": {"dtype": "bfloat16"}},
+    ),
+    "half_of_them": ("dense", {"optimizer": HALF, "streamed": True, "actor": {}}),
     "frozen_embedding": ("tied", {"optimizer": HALF, "actor": {"frozen_parameters": ["embed_tokens"]}}),
 }
 TWO = {
     "moe_dp2": ("moe", {"optimizer": SCHEDULE, "actor": {"dtype": "bfloat16"}}),
+    "streamed_dp2": ("moe", {"optimizer": SCHEDULE, "streamed": True, "actor": {"dtype": "bfloat16"}}),
     "moe_ep2": ("moe", {"optimizer": SCHEDULE, "actor": {"parallel": {"expert": 2}}}),
     "dense_pp2": ("tied", {"optimizer": HALF, "actor": {"parallel": {"pipeline": 2}}}),
 }

@@ -3,6 +3,8 @@
 Each function returns plain data; the tests assert on it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import torch
 from megatron.core import parallel_state
 from train_support import make_pack
 
+from actor import transfer_stream
 from actor.distributed import start_model_parallel
 from actor.hf.export import iter_export
+from actor.megatron_patches import offloaded_adam
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig, OptimizerConfig
@@ -83,6 +87,16 @@ def weights(of: Trainer) -> dict[str, np.ndarray]:
     return {
         name: tensor.float().clone().numpy() for name, tensor in iter_export(of.policy, of.description, everywhere=True)
     }
+
+
+@contextmanager
+def streamed_states() -> Iterator[None]:
+    """Trainers made in the block move optimizer states through device memory as on a GPU, also where there is none."""
+    offloaded_adam.has_transfers = lambda: True
+    try:
+        yield
+    finally:
+        offloaded_adam.has_transfers = transfer_stream.has_transfers
 
 
 def masters_and_moments(of: Trainer) -> list[torch.Tensor]:

@@ -1,0 +1,101 @@
+"""Copies between host and device beside what the device computes. On a CPU everything happens at once, in order."""
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TypeAlias
+
+import torch
+
+from rlpipe.shared.errors import ResourceError
+
+_HUGE_PAGES = 14  # MADV_HUGEPAGE of linux/mman.h
+
+Event: TypeAlias = torch.cuda.Event | None
+"""A point in a stream; None on a CPU, where it has passed already."""
+
+
+def has_transfers() -> bool:
+    """Whether host and device have memory of their own, so that something has to be transferred."""
+    return torch.cuda.is_available()
+
+
+class TransferStream:
+    """One direction of copies. Work given to it runs in order, and beside the compute stream."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream() if has_transfers() else None
+
+    def after_compute(self) -> None:
+        """What comes next waits for everything that the compute stream has been given so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+
+    def after(self, event: Event) -> None:
+        """What comes next waits for `event` of another stream."""
+        if self._stream is not None and event is not None:
+            self._stream.wait_event(event)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Copies inside the block belong to this stream."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
+    def record(self) -> Event:
+        """The point behind everything given to this stream so far."""
+        return None if self._stream is None else self._stream.record_event()
+
+
+def record_compute() -> Event:
+    """The point behind everything given to the compute stream so far."""
+    return torch.cuda.current_stream().record_event() if has_transfers() else None
+
+
+def compute_after(event: Event) -> None:
+    """What the compute stream is given next waits for `event`."""
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
+
+
+def wait_on_host(event: Event) -> None:
+    """Returns once `event` has passed."""
+    if event is not None:
+        event.synchronize()
+
+
+def page_locked(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A host tensor [elements] of zeros that the device can copy from and to beside its computations.
+
+    In huge pages and locked as a whole: torch's own page-locked memory is rounded up to a power of two, and takes four
+    times as long to set up.
+
+    Give it to `unlock` before the last reference to it goes. Raises ResourceError where the host does not have so much
+    memory to lock.
+    """
+    if not has_transfers() or elements == 0:
+        return torch.zeros(elements, dtype=dtype)
+    size_bytes = elements * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ResourceError(_refusal(size_bytes, str(error))) from error
+    memory.madvise(_HUGE_PAGES)
+    tensor = torch.frombuffer(memory, dtype=dtype).zero_()
+    status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size_bytes, 0)
+    if int(status) != 0:
+        raise ResourceError(_refusal(size_bytes, f"CUDA: {status}"))
+    return tensor
+
+
+def unlock(tensor: torch.Tensor) -> None:
+    """End what `page_locked` began; the tensor stays valid. All copies from and to it have ended."""
+    if has_transfers() and tensor.numel():
+        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+
+
+def _refusal(size_bytes: int, reason: str) -> str:
+    return (
+        f"cannot lock {size_bytes / 2**30:.1f} GiB of host memory for optimizer states ({reason}): lower "
+        "actor.optimizer.cpu_offload_fraction, set actor.optimizer.moments_dtype to bfloat16, or take more processes"
+    )
