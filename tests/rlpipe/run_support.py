@@ -36,7 +36,7 @@ UNTRACKED = ["trackers.tensorboard=false", "trackers.wandb=off"]
 GRADER = "tests.rlpipe.parity_grader:response_is_even"
 
 
-def run_arguments(folder: Path, *more: str) -> list[str]:
+def run_arguments(folder: Path, *more: str, config: str = "configs/demo/arithmetic.yaml") -> list[str]:
     """Of a small run in `folder`. Folders beside each other share a policy and a task: making those takes seconds."""
     places = [
         f"run.directory={folder}",
@@ -44,7 +44,7 @@ def run_arguments(folder: Path, *more: str) -> list[str]:
         f"prepare.directory={folder.parent}/small-task",
         f"reward.name={GRADER}",
     ]
-    return ["configs/demo/arithmetic.yaml", *SMALL, *places, *more]
+    return [config, *SMALL, *places, *more]
 
 
 def start_command(command: str, *arguments: str, mark: str = "", **environment: str) -> subprocess.Popen[str]:

@@ -1,0 +1,83 @@
+"""What the warm-up promises on a GPU: candidates compile together and once, unit rows never again, runs not at all."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU: elsewhere kernels are not compiled", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from run_support import UNTRACKED, metric_rows, run_arguments, run_command
+
+from actor.layers.norm import UnitRows
+from rlpipe.jit_monitor import JitMonitor
+
+ROWS = (96, 300, 77, 4096, 70_000)
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128, 256) for warps in (1, 2, 4)],
+    key=["classes"],
+)
+@triton.jit
+def _doubled(x, y, tokens, classes, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < tokens), mask=at < tokens)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_candidates_compile_once_all_before_the_first_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    x = torch.randn(1000, device="cuda")
+    y = torch.empty_like(x)
+    monitor = JitMonitor.install()
+    try:
+        _doubled[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, 1000, 1)
+        events = [event for event in monitor.drain().events if event.name == "_doubled"]
+    finally:
+        monitor.uninstall()
+    torch.testing.assert_close(y, 2 * x)
+    assert sum(event.kind == "triton" and event.compiled for event in events) == 9
+    first_measured = next(index for index, event in enumerate(events) if "BLOCK" in event.key)
+    assert sum(event.kind == "triton" for event in events[:first_measured]) == 9
+
+
+def test_unit_rows_are_right_and_compile_for_no_other_number_of_rows():
+    compiled = 0
+    for rows in ROWS:
+        x = (torch.randn(rows, 128, device="cuda", dtype=torch.bfloat16) * 3).requires_grad_()
+        direction = torch.randn_like(x)
+        wide = x.detach().float().requires_grad_()
+        wanted = wide / (wide.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        unit = UnitRows.apply(x)
+        unit.backward(direction)
+        wanted.backward(direction.float())
+        torch.testing.assert_close(unit.float(), wanted, rtol=1e-2, atol=2e-3)
+        assert (x.grad.float() - wide.grad).norm() < 1e-2 * wide.grad.norm()
+        compiled = compiled or torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+
+
+@pytest.mark.timeout(900)
+def test_a_hybrid_run_of_random_lengths_compiles_nothing_after_its_warm_up(tmp_path):
+    pytest.importorskip("fla", reason="needs FLA: plain torch compiles nothing")
+    settings = [
+        f"model.path={tmp_path}/hybrid-policy",
+        "run.iterations=3",
+        "ray.colocate=true",
+        "actor.dtype=bfloat16",
+        "rollout.engine.dtype=bfloat16",
+        "rollout.engine.memory_fraction=0.3",
+        "rollout.engine.max_running_requests=64",
+        "rollout.engine.deterministic=false",
+        "jit.warmup_iterations=0",
+        "jit.after_warmup=error",
+        *UNTRACKED,
+    ]
+    run_command("train", *run_arguments(tmp_path, *settings, config="configs/demo/hybrid.yaml"))
+    rows = metric_rows(tmp_path / "small")
+    assert [row["perf/jit_compiles"] for row in rows[1:]] == [0, 0, 0]
+    assert rows[0]["start/engine_warm_up_seconds"] > 0
