@@ -16,6 +16,7 @@ from actor.checkpoint import Checkpointer
 from actor.collectives.exchanges import watch_exchanges
 from actor.comm_guard.install import install_comm_guard
 from actor.device import device_name, free_memory_bytes, import_compilers, reserved_memory_bytes, synchronize
+from actor.early_compilation import compile_gated_delta_net
 from actor.hf.export import save_hf
 from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
@@ -69,12 +70,17 @@ class ActorWorker:
         self._memory = MemoryPeaks()
 
     def import_kernels(self) -> None:
-        """Import what the model's layers and their compilers need; takes no device memory."""
+        """Import what the model's layers and their compilers need, and compile what needs next to no device memory."""
         self._gdn = choose_gdn(self._config)
-        if self._gdn is not None:
-            load_kernels(self._gdn.backend)
         import_compilers()
-        self._start_seconds["import"] = time.perf_counter() - self._begin
+        sizes = read_model(self._config.model.path).gated_delta_net
+        kernels = None if self._gdn is None else load_kernels(self._gdn.backend)
+        imported = time.perf_counter()
+        self._start_seconds["import"] = imported - self._begin
+        if kernels is not None and sizes is not None and self._config.jit.warms_up(torch.cuda.is_available()):
+            dtype = getattr(torch, self._config.actor.dtype)
+            compile_gated_delta_net(kernels, sizes, self._config.actor.parallel, dtype, self._monitor)
+        self._start_seconds["compile"] = time.perf_counter() - imported
 
     def take_start_seconds(self) -> dict[str, float]:
         """Parts of this process's start, in order."""

@@ -61,7 +61,7 @@ def _report(name: str, rows: list[dict[str, float]], run: Path) -> list[str]:
         if "perf/start_to_first_token_seconds" in row
     ][:1]
     lines += ["", f"{name}, by iteration", *_iterations(rows)]
-    lines += ["", "handing the GPU over, the actor's own seconds, means", *_actor_parts(run / "logs/ranks.jsonl")]
+    lines += ["", "handing the GPU over, the actor's own seconds, means", *_actor_parts(run / "ranks.jsonl")]
     events = _events(run / "logs/jit.jsonl")
     lines += ["", "compiled at the start", *compile_table(pair for iteration, pair in events if iteration < 1)]
     later = [pair for iteration, pair in events if iteration >= 1]

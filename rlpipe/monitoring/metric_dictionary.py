@@ -61,6 +61,7 @@ _START_PARTS = {
     "engine_load": "slowest engine: SGLang's start, weights and CUDA graphs included",
     "engine_warm_up": "slowest engine: every class of batch",
     "actor_import": "slowest actor process: importing torch, Megatron and kernels, beside the engines' start",
+    "actor_compile": "slowest actor process: compiling the candidates of Gated DeltaNet's kernels, likewise",
     "actor_join": "slowest actor process: joining torch.distributed and Megatron's groups",
     "actor_build": "slowest actor process: model, weights and optimizer",
     "total": "from the command to the first iteration",

@@ -14,6 +14,7 @@ from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
 from actor.layers.norm import UnitRows
 from rlpipe.jit_monitor import JitMonitor
+from rlpipe.jit_monitor.hooks.parallel_tuning import compiling_only
 
 ROWS = (96, 300, 77, 4096, 70_000)
 
@@ -28,6 +29,10 @@ def _doubled(x, y, tokens, classes, BLOCK: tl.constexpr):
     tl.store(y + at, 2 * tl.load(x + at, mask=at < tokens), mask=at < tokens)
 
 
+def _double(x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
+    _doubled[lambda meta: (triton.cdiv(len(x), meta["BLOCK"]),)](x, y, len(x), classes)
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_candidates_compile_once_all_before_the_first_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
@@ -35,7 +40,7 @@ def test_candidates_compile_once_all_before_the_first_is_measured(tmp_path, monk
     y = torch.empty_like(x)
     monitor = JitMonitor.install()
     try:
-        _doubled[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, 1000, 1)
+        _double(x, y, classes=1)
         events = [event for event in monitor.drain().events if event.name == "_doubled"]
     finally:
         monitor.uninstall()
@@ -43,6 +48,27 @@ def test_candidates_compile_once_all_before_the_first_is_measured(tmp_path, monk
     assert sum(event.kind == "triton" and event.compiled for event in events) == 9
     first_measured = next(index for index, event in enumerate(events) if "BLOCK" in event.key)
     assert sum(event.kind == "triton" for event in events[:first_measured]) == 9
+
+
+def test_candidates_can_be_compiled_without_tuning_and_tuned_without_compiling(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    x = torch.randn(1000, device="cuda")
+    y = torch.zeros_like(x)
+    _doubled.cache.clear()
+    monitor = JitMonitor.install()
+    try:
+        with compiling_only(monitor.recorder):
+            _double(x, y, classes=2)
+        compiled = [event for event in monitor.drain().events if event.kind == "triton" and event.compiled]
+        assert _doubled.cache == {}
+        assert (y == 0).all()
+        _double(x, y, classes=2)
+        later = [event for event in monitor.drain().events if event.kind == "triton" and event.compiled]
+    finally:
+        monitor.uninstall()
+    assert (len(compiled), len(later)) == (9, 0)
+    assert len(_doubled.cache) == 1
+    torch.testing.assert_close(y, 2 * x)
 
 
 def test_unit_rows_are_right_and_compile_for_no_other_number_of_rows():

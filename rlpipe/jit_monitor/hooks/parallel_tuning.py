@@ -5,8 +5,9 @@ candidates of about half a second each; the machine code of each is the same as 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -21,22 +22,50 @@ MOST_THREADS = 16
 def _compile_candidates_together(module: ModuleType, recorder: Recorder) -> Detach:
     """The first measurement of a tuning run, before the autotuner has remembered its winner, compiles for all."""
     compiled: dict[int, int] = {}  # autotuner -> winners it knew when its candidates were compiled last
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
 
-    def benchmark(original: Callable[..., Any], autotuner: Any, *args: Any, **kwargs: Any) -> Any:
+    def benchmark(original: Callable[..., Any], autotuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
         winners = len(autotuner.cache)
-        if threads > 1 and compiled.get(id(autotuner)) != winners:
+        if _threads() > 1 and compiled.get(id(autotuner)) != winners:
             compiled[id(autotuner)] = winners
-            call = {name: value for name, value in kwargs.items() if name != "config"}
-            compile_candidates(autotuner, args, call, threads, recorder)
-        return original(autotuner, *args, **kwargs)
+            _compile_candidates(autotuner, args, kwargs, recorder)
+        return original(autotuner, *args, config=config, **kwargs)
 
     return wrap_method(module.Autotuner, "_bench", benchmark)
 
 
-def compile_candidates(
-    autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], threads: int, recorder: Recorder
-) -> None:
+@contextmanager
+def compiling_only(recorder: Recorder) -> Iterator[None]:
+    """Within the block a kernel that would have to be tuned only has its candidates compiled: nothing is measured,
+    nothing remembered, and the kernel does not run, so that what it was to write stays undefined."""
+    from triton.runtime.autotuner import Autotuner
+
+    def benchmark(original: Callable[..., Any], autotuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+        _compile_candidates(autotuner, args, kwargs, recorder)
+        raise _OnlyCompiledError
+
+    def run(original: Callable[..., Any], autotuner: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(autotuner, *args, **kwargs)
+        except _OnlyCompiledError:
+            return None
+
+    undo = [wrap_method(Autotuner, "_bench", benchmark), wrap_method(Autotuner, "run", run)]
+    try:
+        yield
+    finally:
+        for take_back in undo:
+            take_back()
+
+
+class _OnlyCompiledError(Exception):
+    """Ends a tuning run before its first measurement."""
+
+
+def _threads() -> int:
+    return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+
+
+def _compile_candidates(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> None:
     """Compile the candidates for this call and launch nothing. One that cannot be compiled is left to the tuning run,
     which counts it as infinitely slow."""
     from triton.runtime._async_compile import AsyncCompileMode
@@ -45,7 +74,7 @@ def compile_candidates(
     name = getattr(autotuner.base_fn, "__name__", "unknown")
     with (
         recorder.span("triton_autotune", name, f"{len(candidates)} candidates", compiled=False),
-        ThreadPoolExecutor(threads, thread_name_prefix="triton-compile") as pool,
+        ThreadPoolExecutor(_threads(), thread_name_prefix="triton-compile") as pool,
         AsyncCompileMode(pool, ignore_errors=True),
     ):
         for candidate in candidates:
