@@ -165,19 +165,25 @@ class Engine:
         async with self._pause.paused(abort=self._abort_in_sglang):
             self._alive()
 
-    async def sleep(self, parts: tuple[DeviceMemory, ...]) -> None:
-        """Gives the device memory of `parts` back once running requests have ended. What was in it is lost."""
+    async def sleep(self, parts: tuple[DeviceMemory, ...]) -> float:
+        """Gives the device memory of `parts` back once running requests have ended. What was in it is lost.
+
+        Returns the seconds until SGLang had nothing more to do and an empty cache.
+        """
         async with self._pause.paused():
             self._alive()
-            begin = time.perf_counter()
+            begin, idle_seconds = time.perf_counter(), 0.0
             if new := [part for part in parts if part not in self._freed]:
                 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
                 await self._wait_until_idle()
+                self._usage.note_span("idle", begin)
+                idle_seconds = time.perf_counter() - begin
                 request = ReleaseMemoryOccupationReqInput(tags=list(new))
                 await self._call(self._sglang.tokenizer_manager.release_memory_occupation(request, None))
                 self._freed.update(new)
         self._usage.note_span("sleep", begin)
+        return idle_seconds
 
     async def wake(self, parts: tuple[DeviceMemory, ...]) -> None:
         """Takes device memory for `parts` again; weights are undefined until they are received."""

@@ -135,13 +135,13 @@ class RolloutPool:
             for actor, (group, rank) in zip(self._actors, places, strict=True)
         ]
 
-    def sleep(self, parts: Sequence[DeviceMemory]) -> None:
+    def sleep(self, parts: Sequence[DeviceMemory]) -> float:
         """Engines give the device memory of `parts` back, after running requests have ended; its content is lost.
 
-        Until `wake`, calls that need it raise RolloutError.
+        Until `wake`, calls that need it raise RolloutError. Returns the seconds in which the slowest one became idle.
         """
         references = [actor.sleep.remote(tuple(parts)) for actor in self._actors]
-        self.gather(references, self._config.deadlines.rollout_seconds, "putting engines to sleep")
+        return max(self.gather(references, self._config.deadlines.rollout_seconds, "putting engines to sleep"))
 
     def wake(self, parts: Sequence[DeviceMemory]) -> None:
         """Engines take device memory for `parts` again; weights have to be sent after it."""

@@ -69,6 +69,7 @@ _START_PARTS = {
 
 SLEEP_WAKE_STEPS = {
     "engines_sleep": "engines give weights and KV cache back",
+    "engines_idle": "of this: the slowest engine ends its work and empties its cache of prefixes",
     "actor_onload": "the actor takes memory for gradients, and its weights come back where they were freed",
     "actor_offload": "the actor gives gradients, activations and, where they have to go, weights back",
     "engines_wake": "engines take memory for weights and KV cache",

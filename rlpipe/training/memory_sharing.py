@@ -93,7 +93,7 @@ class Colocated:
 
     def onload_actor(self) -> None:
         with self._step("engines_sleep"):
-            self._pool.sleep(("kv_cache", "weights"))
+            self._steps["engines_idle"] = self._pool.sleep(("kv_cache", "weights"))
         with self._step("actor_onload"):
             self._actor.keep_resident("all")
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlpipe.monitoring.metric_dictionary import SLEEP_WAKE_STEPS
 from rlpipe.training.memory_sharing import Colocated
 
 GIGABYTE = 10**9
@@ -17,8 +18,9 @@ class Calls:
     def wait_until_ready(self) -> None:
         self.made.append("ready")
 
-    def sleep(self, parts: tuple[str, ...]) -> None:
+    def sleep(self, parts: tuple[str, ...]) -> float:
         self.made.append(("sleep", *parts))
+        return 0.25
 
     def wake(self, parts: tuple[str, ...]) -> None:
         self.made.append(("wake", *parts))
@@ -86,9 +88,9 @@ def test_a_save_has_the_room_of_the_cache(free_gigabytes, after):
 def test_steps_are_timed_and_taken_once():
     sharing, calls = _started(0, 9)
     _iteration(sharing, calls)
-    assert set(sharing.take_metrics()) == {
-        f"sleep_wake/{step}_seconds" for step in ("engines_sleep", "actor_onload", "actor_offload", "engines_wake")
-    }
+    metrics = sharing.take_metrics()
+    assert set(metrics) == {f"sleep_wake/{step}_seconds" for step in SLEEP_WAKE_STEPS}
+    assert metrics["sleep_wake/engines_idle_seconds"] == 0.25
     assert sharing.take_metrics() == {}
     assert sharing.take_seconds()["sleep_wake"] > 0
     assert sharing.take_seconds() == {"sleep_wake": 0.0}
