@@ -15,7 +15,14 @@ from actor import distributed
 from actor.checkpoint import Checkpointer
 from actor.collectives.exchanges import watch_exchanges
 from actor.comm_guard.install import install_comm_guard
-from actor.device import device_name, free_memory_bytes, import_compilers, reserved_memory_bytes, synchronize
+from actor.device import (
+    device_name,
+    free_memory_bytes,
+    import_compilers,
+    reserved_memory_bytes,
+    synchronize,
+    unused_memory_bytes,
+)
 from actor.early_compilation import compile_gated_delta_net
 from actor.hf.export import save_hf
 from actor.kernel_warm_up import warm_up
@@ -91,8 +98,8 @@ class ActorWorker:
         return free_memory_bytes()
 
     def resident_bytes(self) -> int:
-        """Device memory that this process holds now, an allowance for what lies beside torch's included."""
-        return reserved_memory_bytes() + BESIDE_TORCH_BYTES
+        """Device memory that this process's tensors take now, an allowance for what lies beside torch's included."""
+        return reserved_memory_bytes() - unused_memory_bytes() + BESIDE_TORCH_BYTES
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")

@@ -25,8 +25,11 @@ class Calls:
     def wake(self, parts: tuple[str, ...]) -> None:
         self.made.append(("wake", *parts))
 
-    def keep_resident(self, wanted: str) -> None:
-        self.made.append(wanted)
+    def keep_resident(self, wanted: str, limit_bytes: int | None = None) -> None:
+        self.made.append(wanted if limit_bytes is None else (wanted, limit_bytes / GIGABYTE))
+
+    def share_with_engines(self, limit_bytes: int) -> None:
+        self.made.append(("share", limit_bytes / GIGABYTE))
 
     def free_device_bytes(self) -> int:
         self.made.append("free?")
@@ -60,29 +63,36 @@ def test_free_memory_is_measured_while_engines_are_warm_and_before_the_actor_sta
     assert calls.take() == ["ready", "free?", ("sleep", "kv_cache", "weights")]
 
 
+SLEEP = ("sleep", "kv_cache", "weights")
+
+
 def test_weights_stay_where_engines_leave_room_for_them():
     sharing, calls = _started(30, 9)
     calls.take()
-    wanted = ["weights", ("wake", "weights"), "SYNC", ("wake", "kv_cache"), "GENERATE"]
-    for _ in range(2):
-        assert _iteration(sharing, calls) == [*wanted, ("sleep", "kv_cache", "weights"), "all"]
+    wake, onload = [("weights", 24), ("wake", "kv_cache"), "GENERATE"], [SLEEP, "all"]
+    first = ["weights", ("wake", "weights"), "SYNC", ("share", 24), *wake, *onload]
+    assert _iteration(sharing, calls) == first
+    assert _iteration(sharing, calls) == ["weights", ("wake", "weights"), "SYNC", *wake, *onload]
 
 
-@pytest.mark.parametrize("free_gigabytes", [0, 9, 10.9])
+@pytest.mark.parametrize("free_gigabytes", [0, 10, 11])
 def test_weights_go_where_there_is_no_room_or_hardly_any(free_gigabytes):
     sharing, calls = _started(free_gigabytes, 9)
+    _iteration(sharing, calls)
     calls.take()
-    wanted = ["weights", ("wake", "weights"), "SYNC", "nothing", ("wake", "kv_cache"), "GENERATE"]
-    assert _iteration(sharing, calls) == [*wanted, ("sleep", "kv_cache", "weights"), "all"]
+    limit = pytest.approx(0.8 * free_gigabytes)
+    wake = [("nothing", limit), ("wake", "kv_cache"), "GENERATE"]
+    assert _iteration(sharing, calls) == ["weights", ("wake", "weights"), "SYNC", *wake, SLEEP, "all"]
 
 
-@pytest.mark.parametrize(("free_gigabytes", "after"), [(30, []), (0, ["nothing"])])
-def test_a_save_has_the_room_of_the_cache(free_gigabytes, after):
+@pytest.mark.parametrize(("free_gigabytes", "kept"), [(30, "weights"), (0, "nothing")])
+def test_a_save_has_the_room_of_the_cache(free_gigabytes, kept):
     sharing, calls = _started(free_gigabytes, 9)
-    calls.take()
+    _iteration(sharing, calls)
     with sharing.during_save():
         calls.made.append("SAVE")
-    assert calls.take() == [("sleep", "kv_cache"), "weights", "SAVE", *after, ("wake", "kv_cache")]
+    limit = 0.8 * free_gigabytes
+    assert calls.take() == [("sleep", "kv_cache"), "weights", "SAVE", (kept, limit), ("wake", "kv_cache")]
 
 
 def test_steps_are_timed_and_taken_once():
