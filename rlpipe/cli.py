@@ -68,8 +68,11 @@ def train(
         settings = load_config(config, overrides or [])
         if dry_run:
             from rlpipe.generation.inputs import load_inputs
+            from rlpipe.training.policy_checks import check_policy
 
-            typer.echo(load_inputs(settings).summary)
+            inputs = load_inputs(settings)
+            check_policy(inputs.config)
+            typer.echo(inputs.summary)
             return
         from rlpipe.training.train import train as run_training
 

@@ -17,11 +17,11 @@ _ROWS = 8192
 def check_tied_head(model: ModelDescription, folder: Path) -> None:
     """Raise ModelError where the folder of a tied model holds an output layer that is not its embedding: transformers
     and SGLang would use the embedding and drop it. Reads both, where both are there."""
-    import torch
-
     files, embedding = tensor_files(folder), f"{model.weight_prefix}embed_tokens.weight"
     if not model.tied_embeddings or "lm_head.weight" not in files or embedding not in files:
         return
+    import torch
+
     pairs = zip(_rows(files["lm_head.weight"], "lm_head.weight"), _rows(files[embedding], embedding), strict=False)
     if any(one.shape != other.shape or not torch.equal(one.float(), other.float()) for one, other in pairs):
         raise ModelError(

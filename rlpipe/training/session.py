@@ -32,6 +32,7 @@ from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_sharing import MemorySharing
+from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.weight_sync import WeightSync
 from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
 from rollout.pool import RolloutPool
@@ -139,6 +140,7 @@ def open_run(config: Config, resume: bool = False, overwrite: bool = False) -> I
     clock = StartClock(console)
     with clock.task("inputs", "reading model folder and data"):
         inputs = load_inputs(config)
+        check_policy(inputs.config)
     config = inputs.config
     for made in inputs.made:
         console.say(f"made {made}")

@@ -35,6 +35,7 @@ from rlpipe.training.iteration import IterationLog, IterationRecord
 from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.placement import Placement, actor_placement, ray_cluster
+from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")
@@ -151,6 +152,7 @@ def _open_run(config: Config, resume: bool, overwrite: bool) -> Iterator[Supervi
     with console.task("reading model folder and data"):
         prepare(config)
         config = with_pinned_models(config)
+        check_policy(config)
         examples = load_examples(config, settings, load_tokenizer(config.model.path))
     for note in examples.notes:
         console.say(note)

@@ -69,6 +69,14 @@ _CASES = {
         lambda f: (f / "good.yaml", [f"model.path={f}", "prepare.policy=null"]),
         "no config.json in this model",
     ),
+    "a layout that does not divide the policy": (
+        lambda f: (f / "good.yaml", ["actor.processes=2", "actor.parallel.pipeline=2"]),
+        "num_hidden_layers = 1 of Qwen3ForCausalLM does not divide by actor.parallel.pipeline",
+    ),
+    "frozen parameters that are not there, in a dry run": (
+        lambda f: (f / "good.yaml", ["actor.frozen_parameters=[vision]", "--dry-run"]),
+        "actor.frozen_parameters has 'vision', which matches no parameter",
+    ),
     "evaluation on training rows": (
         lambda f: (f / "good.yaml", [f"eval.datasets=[{{name: e, path: {f / 'train.jsonl'}, rows: '0:3'}}]"]),
         "evaluation set 'e': all its 3 prompts are training prompts too",
