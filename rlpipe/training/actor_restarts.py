@@ -14,7 +14,7 @@ def actor_attempts(settings: FaultConfig, console: Console) -> Retrying:
     def tell(attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome else None
         number = f"{attempt.attempt_number} of {settings.actor_restarts}"
-        console.say(f"{error}\nrestart {number} of the actor, from the last checkpoint")
+        console.say(f"{error}\nrestart {number} of the actor, from the last checkpoint or else from the beginning")
 
     return Retrying(
         retry=retry_if_exception_type(ActorLostError),

@@ -1,9 +1,11 @@
 """Ray: joining or starting a cluster, and reserving its resources for engines and actor processes."""
 
+import functools
 import logging
 import math
-import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ _RESERVE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _NODES_POLL_SECONDS = 0.5
 _INIT_GRACE_SECONDS = 20.0
+_OBITUARIES = ("Raylet is terminated", "has been marked dead", "A worker died or was killed")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple)
 
     _check_reachable(config.ray.address)
     adopt_orphans()
+    _without_obituaries()
     known = [process.pid for process in descendants()]
     try:
         _join_or_start(config, known)
@@ -145,16 +149,43 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """`ray.init` would replace the handler of SIGTERM, in Python and again in C++, by some that end the process without
-    cleaning up. Workers print Python's stack when they crash, so they need no handler in C++ either."""
+    """`ray.init` replaces the handler of SIGTERM, in Python when it begins and in C++ while it connects, by some that
+    end the process without cleaning up. Ours stays, and what comes while it connects is delivered after it."""
     import ray._private.utils as utils
+    import ray._private.worker as worker
 
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-    original, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    handler = signal.getsignal(signal.SIGTERM)
+    set_handler, connect = utils.set_sigterm_handler, worker.connect
+
+    def connected(*arguments: Any, **keywords: Any) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            connect(*arguments, **keywords)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    utils.set_sigterm_handler, worker.connect = lambda handler: None, connected
     try:
         yield
     finally:
-        utils.set_sigterm_handler = original
+        utils.set_sigterm_handler, worker.connect = set_handler, connect
+
+
+@functools.cache
+def _without_obituaries() -> None:
+    """Ray prints a page about each of its processes that died, raylets' inner state included, from a thread of its own.
+    The run says it in a sentence; Ray's other messages still come through."""
+    import ray._private.worker as worker
+
+    original = worker.print_to_stdstream
+
+    def printed(data: dict[str, Any], ignore_prefix: bool) -> None:
+        if not any(text in line for line in data["lines"] for text in _OBITUARIES):
+            original(data, ignore_prefix)
+
+    worker.print_to_stdstream = printed
 
 
 def _is_slow_start(error: BaseException) -> bool:

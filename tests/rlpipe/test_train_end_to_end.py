@@ -1,8 +1,10 @@
 """Whole runs by the command line: real Ray, SGLang and Megatron-core on a CPU; exact resume; nothing left behind."""
 
 import os
+import re
 import shutil
 import signal
+import subprocess
 import time
 import uuid
 from pathlib import Path
@@ -13,6 +15,7 @@ from run_support import (
     UNTRACKED,
     assert_no_process_is_left,
     engine_instances,
+    marked_processes,
     metric_rows,
     run_arguments,
     run_command,
@@ -105,8 +108,26 @@ def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
-def test_interrupted_runs_leave_no_process_and_no_engine_file(tmp_path):
-    engines = engines_of_interrupted_run(tmp_path)
+def test_a_run_that_loses_its_actor_ends_in_the_same_bits(four, tmp_path):
+    mark = uuid.uuid4().hex
+    process = start_command("train", *run_arguments(tmp_path, *UNTRACKED, "fault.actor_restarts=1"), mark=mark)
+    wait_for_rows(process, tmp_path, 2)
+    (actor,) = [one for one in marked_processes(mark) if "ray::_Process" in " ".join(one.cmdline())]
+    actor.kill()
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    assert re.search(r"actor-0 \(pid \d+\) of the actor died", output)
+    assert "restart 1 of 1 of the actor" in output
+    assert [row["iteration"] for row in metric_rows(tmp_path / "small")] == [0, 1, 2, 3, 4]
+    assert_same_run(four[0] / "small", tmp_path / "small")
+    assert_no_process_is_left(mark)
+
+
+def test_terminated_runs_save_and_leave_no_process_and_no_engine_file(tmp_path):
+    engines = engines_of_interrupted_run(tmp_path, signal.SIGTERM)
+    (*_, last) = metric_rows(tmp_path / "small")
+    assert (tmp_path / f"small/checkpoints/iteration_{last['iteration']:08d}/state.json").exists()
+    assert (tmp_path / "small/report.html").exists()
     assert len(engines) == 1
     for folder in ("/dev/shm", "/tmp"):
         assert [name for name in os.listdir(folder) if any(engine in name for engine in engines)] == []
@@ -115,23 +136,27 @@ def test_interrupted_runs_leave_no_process_and_no_engine_file(tmp_path):
 @pytest.mark.alone
 def test_interrupted_runs_leave_no_shared_memory_at_all(tmp_path):
     before = set(os.listdir("/dev/shm"))
-    engines_of_interrupted_run(tmp_path)
+    engines_of_interrupted_run(tmp_path, signal.SIGINT)
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
-def engines_of_interrupted_run(folder: Path) -> set[str]:
+def wait_for_rows(process: subprocess.Popen[str], folder: Path, rows: int) -> None:
+    metrics = folder / "small/metrics.jsonl"
+    end = time.monotonic() + 400
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= rows):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
+        time.sleep(0.2)
+
+
+def engines_of_interrupted_run(folder: Path, number: signal.Signals) -> set[str]:
     """Start a run, interrupt it once it iterates, and see its processes end; returns the names of its engines."""
     mark = uuid.uuid4().hex
     process = start_command("train", *run_arguments(folder, *UNTRACKED, "run.iterations=1000"), mark=mark)
-    metrics = folder / "small/metrics.jsonl"
-    end = time.monotonic() + 400
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
-        assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
-        time.sleep(0.5)
+    wait_for_rows(process, folder, 2)
     engines = engine_instances(mark)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 130, output
-    assert "interrupted" in output
+    assert "interrupted" in output and "continue with --resume" in output
     assert_no_process_is_left(mark)
     return engines

@@ -1,0 +1,75 @@
+"""A cluster on this machine that loses one of Ray's own processes, or is interrupted while it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from run_support import MARK, PROJECT, assert_no_process_is_left
+
+SCRIPT = """
+import os, signal, sys, threading, time
+import psutil
+from rlpipe.commands.environment import set_defaults
+from rlpipe.shared import interrupts
+set_defaults()
+interrupts.install()
+import ray
+from rlpipe.cli import one_sentence
+from rlpipe.config.load import load_config
+from rlpipe.training.placement import ray_cluster
+
+victim, number, seconds = sys.argv[1], getattr(signal, sys.argv[2]), float(sys.argv[3])
+if victim == "driver":
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+@ray.remote
+class Sleeper:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+config = load_config("configs/demo/arithmetic.yaml", ["ray.cpus=2", "ray.object_store_bytes=100000000"])
+with one_sentence(debug=False), ray_cluster(config, lambda: ["; last checkpoint: none", "; more"]):
+    sleeper = Sleeper.remote()
+    ray.get(sleeper.sleep.remote(0))
+    for child in psutil.Process().children():
+        if child.name() == victim:
+            child.send_signal(number)
+    ray.get(sleeper.sleep.remote(200))
+"""
+
+
+def run_script(*arguments: str) -> tuple[int, str]:
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        cwd=PROJECT,
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert_no_process_is_left(mark)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("process", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
+def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str) -> None:
+    code, output = run_script(process, "SIGKILL", "0")
+    assert code == 2, output
+    (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert sentence.startswith(f"error: ray: the {name} of this machine (pid ")
+    assert "it was ended by SIGKILL" in sentence
+    assert sentence.endswith("; last checkpoint: none; more")
+    assert "Traceback" not in output
+    assert "state-dump" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6])
+def test_a_signal_while_ray_starts_leaves_nothing(seconds: float) -> None:
+    code, output = run_script("driver", "SIGTERM", str(seconds))
+    assert code == 130 or (code == -signal.SIGTERM and seconds < 2), output  # before the handler is there
+    assert "SIGTERM received" not in output
