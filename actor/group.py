@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -191,24 +192,26 @@ class ActorGroup:
         """Addresses, one per process, at which the engine on the same device can open its buffers."""
         return self._all("listen_for_engine", self._config.deadlines.weight_sync_seconds)
 
-    def begin_join_weight_groups(self, groups: Sequence[WeightGroup]) -> Pending[None]:
-        """The first processes join, as many as the groups have senders; the engines must join at the same time.
+    def begin_join_weight_groups(self, groups: Sequence[WeightGroup | None]) -> Pending[str]:
+        """Those processes join that are to send, and leave what they had joined; the engines must join meanwhile.
 
-        One group of all engines, in which process 0 broadcasts, or one for each engine and those on its devices.
+        One group of all engines, in which process 0 broadcasts, or by engine one of it and the processes on its
+        devices, and None for an engine that is not there. The result says why it did not work; it is empty where it
+        did.
         """
         references = self._call("join_weight_groups", list(groups))
         seconds = self._config.deadlines.weight_sync_seconds
+        return Pending(lambda: "; ".join(filter(None, self._gather(references, seconds, "join_weight_groups"))))
 
-        def wait() -> None:
-            self._gather(references, seconds, "join_weight_groups")
+    def begin_send_weights(self, verify: bool = False, receiving: Sequence[Any] = ()) -> Pending[WeightSendReport]:
+        """Send the policy to the joined engines, which must be receiving at the same time.
 
-        return Pending(wait)
-
-    def begin_send_weights(self, verify: bool = False) -> Pending[WeightSendReport]:
-        """Send the policy to the joined engines, which must be receiving at the same time."""
-        references = self._call("send_weights", verify)
+        receiving: references to the engines' calls. An engine that fails ends the transfer, which the report tells; the
+        processes of the actor are as they were.
+        """
+        references = self._call("send_weights", verify, list(receiving))
         seconds = self._config.deadlines.weight_sync_seconds
-        return Pending(lambda: self._gather(references, seconds, "weight_sync")[0])
+        return Pending(lambda: _merge_sent(self._gather(references, seconds, "weight_sync")))
 
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
         """Run packs with and without gradients on all processes, so that their kernels compile, and change nothing."""
@@ -329,6 +332,12 @@ def _start_process(config: Config, rank: int, placement: ActorPlacement | None, 
     if caches:  # read by compilers when they are imported, so they must be there before
         options["runtime_env"] = {"env_vars": caches}
     return ray.remote(_Process).options(**options).remote(config, rank, log_directory)
+
+
+def _merge_sent(reports: Sequence[WeightSendReport]) -> WeightSendReport:
+    """Of the processes that sent, what one of them reports, and all failures."""
+    failure = "; ".join(dict.fromkeys(report.failure for report in reports if report.failure))
+    return replace(max(reports, key=lambda report: len(report.checksums)), failure=failure)
 
 
 def _merge(reports: Sequence[RankTrainReport], layout: ActorLayout) -> TrainReport:

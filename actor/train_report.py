@@ -121,11 +121,13 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class WeightSendReport:
-    """One weight update as the sender saw it. `checksums`: one per bucket, empty unless asked for."""
+    """One weight update as the sender saw it. `checksums`: one per bucket, empty unless asked for. `failure`: why it
+    did not reach the engines; empty where it did."""
 
     size_bytes: int
     seconds: float
     checksums: tuple[str, ...]
+    failure: str = ""
 
 
 def _merge(name: str, values: list[float]) -> float:

@@ -1,7 +1,7 @@
 """Sends the policy's weights to the rollout engines, bucket by bucket, under their Hugging Face names."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from actor.hf.export import export_plan, iter_export
 from actor.models.policy_model import PolicyModel
 from actor.train_report import WeightSendReport
-from actor.weight_transport import Broadcast, SharedBuffers, WeightTransport
+from actor.weight_transport import Broadcast, SharedBuffers, TransferError, WeightTransport
 from rlpipe.model.description import ModelDescription
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener
@@ -45,60 +45,94 @@ class WeightSender:
         self.plan = plan_buckets(export_plan(self._description, dtype), bucket_bytes)
         self._listener: Listener | None = None
         self._transport: WeightTransport | None = None
-        self._senders = 1
+        self._senders: Mapping[int, WeightGroup] = {}
 
     def listen(self) -> str:
         """Address at which the engine on this process's device finds shared buffers, once `join` is called."""
+        if self._listener is not None:
+            self._listener.close()
         self._listener = Listener()
         return self._listener.address
 
-    def join(self, groups: Sequence[WeightGroup], store: dist.Store, timeout_seconds: float) -> None:
-        """The first processes send, as many as the groups have senders; blocks until the engines have joined.
+    def join(self, groups: Sequence[WeightGroup | None], store: dist.Store, timeout_seconds: float) -> str:
+        """Leave what was joined before, and join in the processes that are to send; blocks until the engines have.
 
-        One group of all engines, which meet in `store`, or for each engine one in which buffers are shared.
+        One group of all engines, which meet in `store`, or by engine one in which buffers are shared, None for an
+        engine that is not there. Returns why it did not work, empty where it did.
         """
-        rank, self._senders = dist.get_rank(), sum(group.senders for group in groups)
-        if rank >= self._senders:
-            return
-        if groups[0].backend != BUFFERS:
-            self._transport = Broadcast(groups[0], store, timeout_seconds)
-        elif self._listener is None:
-            raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
-        else:
-            self._transport = SharedBuffers(self._listener, self.plan, timeout_seconds)
+        self.leave()
+        self._senders = _senders(groups)
+        rank = dist.get_rank()
+        if rank not in self._senders:
+            return ""
+        try:
+            self._transport = self._joined(self._senders[rank], store, timeout_seconds)
+        except TransferError as error:
+            return f"the actor's process {rank} could not join a weight group: {error}"
+        return ""
 
     @torch.no_grad()
-    def send(self, verify: bool) -> WeightSendReport:
+    def send(self, verify: bool, engine_failed: Callable[[], bool] = lambda: False) -> WeightSendReport:
         """Hand every bucket of `plan` over as one flat tensor, in order. Collective over the actor's processes.
 
-        Raises WeightSyncError where no group was joined.
+        A transfer that fails ends for this process alone, which leaves its group so that the engines in it learn of it.
+        Raises WeightSyncError where no group was joined. engine_failed: asked while the engines are waited for.
         """
         start = time.perf_counter()
-        if self._transport is None and dist.get_rank() < self._senders:
+        if not self._senders or (self._transport is None and dist.get_rank() in self._senders):
             raise WeightSyncError("no weight group was joined: call begin_join_weight_groups before sending weights")
-        tensors = iter_export(self._policy, self._description, everywhere=self._senders > 1)
-        sums = tuple(self._hand_over(self._transport, tensors, verify)) if self._transport is not None else ()
-        for name, _ in tensors:
+        tensors = iter_export(self._policy, self._description, everywhere=set(self._senders) != {0})
+        sums: tuple[str, ...] = ()
+        failure = ""
+        if self._transport is not None:
+            try:
+                sums = tuple(self._hand_over(self._transport, tensors, verify, engine_failed))
+            except TransferError as error:
+                failure = f"weights did not reach an engine: {error}"
+                self.leave()
+        for name, _ in tensors:  # other processes wait for this one's part
             if self._transport is not None:
                 raise WeightSyncError(f"export gave {name} after the end of the weight plan")
         size = sum(bucket.size_bytes for bucket in self.plan)
-        return WeightSendReport(size, time.perf_counter() - start, sums)
+        return WeightSendReport(size, time.perf_counter() - start, sums, failure)
 
     def leave(self) -> None:
+        """End the connection to the engines, if there is one, in whatever state it is."""
         if self._transport is not None:
             self._transport.leave()
             self._transport = None
 
+    def _joined(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> WeightTransport:
+        if group.backend != BUFFERS:
+            return Broadcast(group, store, timeout_seconds)
+        if self._listener is None:
+            raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
+        listener, self._listener = self._listener, None
+        return SharedBuffers(listener, self.plan, timeout_seconds)
+
     def _hand_over(
-        self, transport: WeightTransport, tensors: Iterator[tuple[str, torch.Tensor | None]], verify: bool
+        self,
+        transport: WeightTransport,
+        tensors: Iterator[tuple[str, torch.Tensor | None]],
+        verify: bool,
+        engine_failed: Callable[[], bool],
     ) -> Iterator[str]:
         """Yields the checksum of each bucket, empty unless `verify`."""
         for bucket in self.plan:
             flat = transport.room(bucket)
             _fill(flat, bucket, tensors)
             yield checksum(flat.cpu().view(torch.uint8).numpy().data) if verify else ""
-            transport.publish(flat)
-        transport.finish()
+            transport.publish(flat, engine_failed)
+        transport.finish(engine_failed)
+
+
+def _senders(groups: Sequence[WeightGroup | None]) -> Mapping[int, WeightGroup]:
+    """By global rank, the group that it sends to."""
+    found: dict[int, WeightGroup] = {}
+    for place, group in enumerate(groups):
+        if group is not None:
+            found |= {place * group.senders + index: group for index in range(group.senders)}
+    return found
 
 
 def _fill(flat: torch.Tensor, bucket: WeightBucket, tensors: Iterator[tuple[str, torch.Tensor | None]]) -> None:

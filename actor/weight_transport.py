@@ -4,8 +4,10 @@ A sender asks for `room`, fills it and `publish`es it, bucket by bucket, and end
 way at a time, so one is gathered while engines load the other.
 """
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -15,15 +17,23 @@ from torch.distributed.distributed_c10d import (
     Backend,
     GroupName,
     PrefixStore,
+    _abort_process_group,
     _new_process_group_helper,
+    _set_pg_timeout,
     _world,
 )
 
 from actor.device import compute_device, shareable_buffer, synchronize
+from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener, Writer
-from rlpipe.shared.weights import WeightBucket, WeightGroup
+from rlpipe.shared.weights import JOIN_SECONDS, WeightBucket, WeightGroup
 
 IN_FLIGHT = 2
+_POLL_SECONDS = 0.0005
+
+
+class TransferError(WeightSyncError):
+    """An engine could not be reached. The actor's process itself is as it was."""
 
 
 class WeightTransport(Protocol):
@@ -32,39 +42,66 @@ class WeightTransport(Protocol):
     def room(self, bucket: WeightBucket) -> torch.Tensor:
         """A flat tensor for the whole bucket, to be filled; waits until there is one."""
 
-    def publish(self, flat: torch.Tensor) -> None:
-        """Hand over the tensor that `room` gave last, and that is filled now."""
+    def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
+        """Hand over the tensor that `room` gave last, and that is filled now. Raises TransferError.
 
-    def finish(self) -> None:
-        """Wait until engines have everything."""
+        engine_failed: asked while engines are waited for, where a lost one is not noticed otherwise.
+        """
+
+    def finish(self, engine_failed: Callable[[], bool]) -> None:
+        """Wait until engines have everything. Raises TransferError."""
 
     def leave(self) -> None:
-        """End the connection."""
+        """End the connection, also one that is broken."""
 
 
 class Broadcast:
     """Rank 0 of a process group that spans all engines: GPUs of their own, or the CPU."""
 
     def __init__(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> None:
-        self._group = _join_as_sender(group, store, timeout_seconds)
+        try:
+            self._group = _join_as_sender(group, store, timeout_seconds)
+        except RuntimeError as error:  # what torch.distributed raises
+            raise TransferError(str(error)) from None
+        self._backend = group.backend
+        self._broken = False
         self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
 
     def room(self, bucket: WeightBucket) -> torch.Tensor:
         dtype = bucket_dtype(bucket)
         return torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype, device=compute_device())
 
-    def publish(self, flat: torch.Tensor) -> None:
+    def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         self._in_flight.append((dist.broadcast(flat, src=0, group=self._group, async_op=True), flat))
         if len(self._in_flight) == IN_FLIGHT:
-            self._in_flight.popleft()[0].wait()
+            self._wait(engine_failed)
 
-    def finish(self) -> None:
+    def finish(self, engine_failed: Callable[[], bool]) -> None:
         while self._in_flight:
-            self._in_flight.popleft()[0].wait()
+            self._wait(engine_failed)
         synchronize()
 
     def leave(self) -> None:
-        dist.destroy_process_group(self._group)
+        self._in_flight.clear()
+        if self._broken and self._backend == "nccl":
+            _abort_process_group(self._group)  # to destroy it would wait for the lost engine
+        else:
+            dist.destroy_process_group(self._group)
+
+    def _wait(self, engine_failed: Callable[[], bool]) -> None:
+        """For the oldest bucket under way. Gloo fails when a process of the group ends; NCCL would wait for ever."""
+        work, _ = self._in_flight.popleft()
+        try:
+            if self._backend != "nccl":
+                work.wait()
+                return
+            while not work.is_completed():
+                if engine_failed():
+                    raise RuntimeError("one of them failed while it received")
+                time.sleep(_POLL_SECONDS)
+        except RuntimeError as error:
+            self._broken = True
+            raise TransferError(str(error)) from None
 
 
 class SharedBuffers:
@@ -77,7 +114,8 @@ class SharedBuffers:
         largest = max(bucket.size_bytes for bucket in plan)
         buffers = [shareable_buffer(largest) for _ in range(min(IN_FLIGHT, len(plan)))]
         self._tensors = [tensor for tensor, _ in buffers]
-        self._writer: Writer = listener.accept([handle for _, handle in buffers], timeout_seconds)
+        with _as_transfer_error():
+            self._writer: Writer = listener.accept([handle for _, handle in buffers], timeout_seconds)
         self._next = 0
         self._unread = 0
 
@@ -86,22 +124,34 @@ class SharedBuffers:
             self._wait()
         return self._tensors[self._next][: bucket.size_bytes].view(bucket_dtype(bucket))
 
-    def publish(self, flat: torch.Tensor) -> None:
+    def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         synchronize()  # the engine's process does not see this one's stream
-        self._writer.full()
+        with _as_transfer_error():
+            self._writer.full()
         self._next = (self._next + 1) % len(self._tensors)
         self._unread += 1
 
-    def finish(self) -> None:
+    def finish(self, engine_failed: Callable[[], bool]) -> None:
         while self._unread:
             self._wait()
 
     def leave(self) -> None:
         self._writer.close()
+        self._tensors.clear()
 
     def _wait(self) -> None:
-        self._writer.wait_free()
+        with _as_transfer_error():
+            self._writer.wait_free()
         self._unread -= 1
+
+
+@contextmanager
+def _as_transfer_error() -> Iterator[None]:
+    """Errors of the channel to an engine."""
+    try:
+        yield
+    except WeightSyncError as error:
+        raise TransferError(*error.args) from None
 
 
 def bucket_dtype(bucket: WeightBucket) -> torch.dtype:
@@ -122,7 +172,8 @@ def _join_as_sender(group: WeightGroup, store: dist.Store, timeout_seconds: floa
         Backend(group.backend),
         PrefixStore(group.name, store),
         group_name=GroupName(group.name),
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=timedelta(seconds=min(JOIN_SECONDS, timeout_seconds)),
     )
+    _set_pg_timeout(timedelta(seconds=timeout_seconds), process_group)
     _world.pg_group_ranks[process_group] = {index: index for index in range(group.world_size)}
     return process_group

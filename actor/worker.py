@@ -192,15 +192,14 @@ class ActorWorker:
     def listen_for_engine(self) -> str:
         return self._sender.listen()
 
-    def join_weight_groups(self, groups: Sequence[WeightGroup]) -> None:
-        self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
+    def join_weight_groups(self, groups: Sequence[WeightGroup | None]) -> str:
+        """Why it did not work; empty where it did."""
+        return self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
 
-    def send_weights(self, verify: bool) -> WeightSendReport | None:
-        """The report on rank 0, None elsewhere."""
+    def send_weights(self, verify: bool, receiving: Sequence[Any]) -> WeightSendReport:
         self._trainer.memory.require("weights", "sending weights")
         with self._clock.part("weight_sync"):
-            report = self._sender.send(verify)
-        return report if self._rank == 0 else None
+            return self._sender.send(verify, lambda: _any_failed(receiving))
 
     def take_usage(self, next_iteration: int, keep_spans: bool) -> RankUsage:
         synchronize()
@@ -239,6 +238,18 @@ class ActorWorker:
     def _timeout_seconds(self) -> float:
         deadlines = self._config.deadlines
         return max(deadlines.start_seconds, deadlines.train_seconds, deadlines.checkpoint_seconds)
+
+
+def _any_failed(references: Sequence[Any]) -> bool:
+    """Whether one of these calls has ended with an error."""
+    import ray
+
+    ready, _ = ray.wait(list(references), num_returns=len(references), timeout=0)
+    try:
+        ray.get(ready)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def choose_gdn(config: Config) -> GdnChoice | None:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlpipe.config.jit import JitConfig
@@ -38,7 +38,8 @@ class EngineSetup:
     used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
     `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
     `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them;
-    `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up.
+    `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
+    `restart` counts the engines that were lost in its place; `awaits_weights` makes requests wait for an update.
     """
 
     index: int
@@ -56,6 +57,21 @@ class EngineSetup:
     devices: tuple[str, ...] = ()
     jit: JitConfig = JitConfig()
     warm_up: tuple[SamplingParameters, ...] = ()
+    restart: int = 0
+    awaits_weights: bool = False
+
+
+def replacement(setup: EngineSetup, awaits_weights: bool) -> EngineSetup:
+    """Of the engine that takes the place of a lost one; its files have other names."""
+    restart = setup.restart + 1
+    instance = f"{setup.instance.removesuffix(f'r{setup.restart}')}r{restart}"
+    return replace(
+        setup,
+        restart=restart,
+        instance=instance,
+        log_path=setup.log_path.replace(setup.instance, instance),
+        awaits_weights=awaits_weights,
+    )
 
 
 def server_arguments(setup: EngineSetup, known: Collection[str], pools: EnginePools | None = None) -> dict[str, Any]:

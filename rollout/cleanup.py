@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ _PREFIX = "rlpipe-engine-"
 _LOCK = "owner.lock"
 _SHARED_MEMORY = Path("/dev/shm")
 _TERM_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def engine_directory(instance: str) -> Path:
@@ -70,6 +73,33 @@ def end_children() -> None:
     _remove_queues(children)
 
 
+def end_engine(pid: int, instance: str) -> None:
+    """Ends an engine's processes at once, from outside, and removes its files.
+
+    It may be stopped, or dead already and its children with other parents, so they are told by the folder that was made
+    for them.
+    """
+    folder = str(engine_directory(instance))
+    processes = [process for process in psutil.process_iter() if _is_of(process, pid, folder)]
+    for process in processes:
+        _quietly(process.kill)
+    end = time.monotonic() + _TERM_SECONDS
+    while any(_status(process) not in _ENDED for process in processes) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    _remove_queues(processes)
+    remove_files(instance)
+
+
+def has_stopped_process(pid: int) -> bool:
+    """Whether the process or one below it was stopped (SIGSTOP)."""
+    try:
+        engine = psutil.Process(pid)
+        family = [engine, *engine.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return False
+    return any(_status(process) == psutil.STATUS_STOPPED for process in family)
+
+
 def avoid_named_semaphores() -> None:
     """Keeps tqdm from making a lock between processes, which is a file in /dev/shm that outlives a killed process."""
     from tqdm.std import TqdmDefaultWriteLock
@@ -99,6 +129,23 @@ def _lock(path: Path, flags: int = 0) -> bool:
         os.close(file)
         return False
     return True
+
+
+def _is_of(process: psutil.Process, pid: int, folder: str) -> bool:
+    if process.pid == pid:
+        return True
+    try:
+        inherits = process.environ().get("TMPDIR") == folder
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return inherits and not _is_resource_tracker(process)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

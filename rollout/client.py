@@ -1,41 +1,55 @@
 """Asking the engines, from one asyncio event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
 
-from rlpipe.shared.errors import RlpipeError, RolloutError
+from rlpipe.shared.errors import EngineFailure, RlpipeError, RolloutError
 from rlpipe.shared.sample import Status
+from rollout.answer_check import why_unusable
 from rollout.dispatch import Dispatcher
+from rollout.fleet import EngineState, Fleet, RunningEngine
+from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, Generation
 
 
 class EngineClient:
     """Sends each request to the engine with the fewest tokens in flight; requests made together travel together.
 
-    `translate` makes one of our errors out of one of Ray's. The first error of an engine is the error of every request
-    in flight and of all later ones.
+    What a lost engine did not answer goes to others, or waits until one serves again. `translate` makes one of our
+    errors out of one of Ray's. An error that no restart can cure, and the failure that no restart is left for, are the
+    error of every request in flight and of all later ones.
+
+    keep_tokens: responses of a lost engine go on from the tokens that it told; else they start again, which gives the
+    same bits as if it had not been lost.
     """
 
     def __init__(
         self,
-        engines: Sequence[Any],
+        fleet: Fleet,
         requests_per_engine: int,
-        translate: Callable[[ray.exceptions.RayError], RlpipeError],
+        translate: Callable[[RunningEngine, ray.exceptions.RayError], RlpipeError],
+        keep_tokens: bool,
     ) -> None:
-        self._engines = tuple(engines)
+        self._fleet = fleet
         self._translate = translate
-        self._dispatcher = Dispatcher(len(engines), requests_per_engine)
+        self._keep_tokens = keep_tokens
+        self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine)
         self._requests: dict[str, GenerateRequest] = {}
         self._answers: dict[str, asyncio.Future[Generation]] = {}
-        self._streams: set[asyncio.Task[None]] = set()
+        self._owners: dict[str, RunningEngine] = {}
+        self._streams: dict[asyncio.Task[None], RunningEngine] = {}
         self._failure: RlpipeError | None = None
         self._assigning = False
+        self._aborting = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The answer. Raises RolloutError for a request that no engine accepts, or when an engine dies."""
+        """The answer. Raises RolloutError for a request that no engine accepts, or when no restart is left."""
+        self._follow_fleet()
         if self._failure is not None:
             raise self._failure
         if request.request_id in self._answers:
@@ -52,50 +66,123 @@ class EngineClient:
 
     async def abort(self) -> None:
         """Answers all requests now, with status ABORTED where they are not done. Returns when the engines are idle."""
+        self._aborting = True
         for request in self._dispatcher.take_waiting():
-            partial = request.partial
-            self._resolve(
-                Generation(
-                    request_id=request.request_id,
-                    token_ids=partial.token_ids,
-                    logprobs=partial.logprobs,
-                    status=Status.ABORTED,
-                    versions=partial.versions,
-                    engine=-1,
-                    seconds=0.0,
-                    retractions=0,
-                    routes=partial.routes,
-                )
-            )
-        try:
-            await asyncio.gather(*(engine.abort.remote() for engine in self._engines))
-        except ray.exceptions.RayError as error:
-            self._fail(self._translate(error))
-        await asyncio.gather(*self._streams)
+            self._resolve(_aborted(request))
+        await asyncio.gather(*(self._abort(engine) for engine in self._fleet.serving()))
+        await asyncio.gather(*self._streams, return_exceptions=True)  # those of lost engines are cancelled
+        self._aborting = False
 
     def busy_engines(self) -> list[int]:
         """Engines that owe an answer."""
         return self._dispatcher.busy_engines()
 
+    def close(self) -> None:
+        """The fleet forgets it; to be called from any thread once nothing is asked any more."""
+        self._fleet.ignore(self._on_change)
+
+    def _follow_fleet(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._fleet.listen(self._on_change)
+            self._see_fleet()
+
+    def _on_change(self) -> None:
+        """In any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._see_fleet)
+
+    def _see_fleet(self) -> None:
+        """Take back what lost engines owe, and give it to those that serve."""
+        if self._fleet.end is not None:
+            self._fail(self._fleet.end)
+            return
+        for engine in set(self._owners.values()):
+            if engine.state is EngineState.LOST:
+                self._take_back(engine)
+        self._assign()
+
     def _assign(self) -> None:
         self._assigning = False
-        for engine, batch in self._dispatcher.assign().items():
-            task = asyncio.get_running_loop().create_task(self._stream(engine, batch))
-            self._streams.add(task)
-            task.add_done_callback(self._streams.discard)
+        with self._fleet.taking_requests() as engines:
+            serving = {engine.index: engine for engine in engines}
+            self._dispatcher.serve_by(serving)
+            for index, batch in self._dispatcher.assign().items():
+                engine = serving[index]
+                self._owners.update((request.request_id, engine) for request in batch)
+                answers = engine.actor.generate.remote(batch)
+                task = asyncio.get_running_loop().create_task(self._stream(engine, answers))
+                self._streams[task] = engine
+                task.add_done_callback(self._streams.pop)
 
-    async def _stream(self, engine: int, batch: list[GenerateRequest]) -> None:
+    async def _stream(self, engine: RunningEngine, answers: Any) -> None:
         try:
-            async for reference in self._engines[engine].generate.remote(batch):
+            async for reference in answers:
                 for generation in await reference:
-                    self._dispatcher.finished(engine, self._requests[generation.request_id])
-                    self._resolve(generation)
+                    self._receive(engine, generation)
                 self._assign()
         except ray.exceptions.RayError as error:
-            self._fail(self._translate(error))
+            self._note(engine, error)
+
+    async def _abort(self, engine: RunningEngine) -> None:
+        try:
+            await engine.actor.abort.remote()
+        except ray.exceptions.RayError as error:
+            self._note(engine, error)
+
+    def _note(self, engine: RunningEngine, error: ray.exceptions.RayError) -> None:
+        """An engine's call failed: the engine is lost, or the request was wrong."""
+        failure = self._translate(engine, error)
+        if isinstance(failure, EngineFailure):
+            self._fleet.report(engine, failure)
+            self._see_fleet()
+        else:
+            self._fail(failure)
+
+    def _receive(self, engine: RunningEngine, generation: Generation) -> None:
+        request = self._requests.get(generation.request_id)
+        if request is None or self._owners.get(generation.request_id) is not engine:
+            return  # taken back from an engine that was given up, and asked of another
+        reason = why_unusable(request, generation)
+        if reason is not None:
+            self._fleet.counts.add(answers_refused=1)
+            failure = f"engine {engine.index} answered request {request.request_id!r} with {reason}"
+            self._fleet.report(engine, EngineFailure(f"{failure}; log: {engine.setup.log_path}"))
+            self._see_fleet()
+            return
+        self._dispatcher.finished(engine.index, request)
+        self._resolve(generation)
+
+    def _take_back(self, engine: RunningEngine) -> None:
+        """Requests that a lost engine owes are made again; while everything is aborted they are answered so."""
+        owed = [self._requests[name] for name, owner in self._owners.items() if owner is engine]
+        again = [replace(request, partial=self._kept(engine, request)) for request in owed]
+        self._dispatcher.put_back(engine.index, again)
+        lost = 0
+        for request in again:
+            told = engine.progress.get(request.request_id, PartialResponse())
+            lost += max(0, len(told.token_ids) - len(request.partial.token_ids))
+            self._requests[request.request_id] = request
+            del self._owners[request.request_id]
+        self._fleet.counts.add(requests_reissued=len(again), tokens_lost=lost)
+        for task, owner in list(self._streams.items()):
+            if owner is engine and task is not asyncio.current_task():
+                task.cancel()
+        if self._aborting:
+            for request in self._dispatcher.take_waiting():
+                self._resolve(_aborted(request))
+
+    def _kept(self, engine: RunningEngine, request: GenerateRequest) -> PartialResponse:
+        """From where the response goes on. A stop string may lie across the interruption (see `interrupted`)."""
+        told = engine.progress.get(request.request_id)
+        if told is None or not self._keep_tokens:
+            return request.partial
+        kept = told.shortened(max(map(len, request.sampling.stop), default=0))
+        return kept if len(kept.token_ids) > len(request.partial.token_ids) else request.partial
 
     def _resolve(self, generation: Generation) -> None:
         del self._requests[generation.request_id]
+        self._owners.pop(generation.request_id, None)
         answer = self._answers.pop(generation.request_id, None)
         if answer is not None and not answer.done():  # gone after a failure, done when who asked was cancelled
             answer.set_result(generation)
@@ -106,3 +193,18 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(self._failure)
         self._answers.clear()
+
+
+def _aborted(request: GenerateRequest) -> Generation:
+    partial = request.partial
+    return Generation(
+        request_id=request.request_id,
+        token_ids=partial.token_ids,
+        logprobs=partial.logprobs,
+        status=Status.ABORTED,
+        versions=partial.versions,
+        engine=-1,
+        seconds=0.0,
+        retractions=0,
+        routes=partial.routes,
+    )

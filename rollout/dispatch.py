@@ -1,6 +1,7 @@
 """Which engine gets which request: the one with the fewest tokens in flight that has room."""
 
 from collections import deque
+from collections.abc import Collection, Sequence
 
 from rollout.requests import GenerateRequest
 
@@ -19,15 +20,26 @@ class Dispatcher:
         self._tokens = [0] * engines
         self._requests = [0] * engines
         self._limit = requests_per_engine
+        self._serving: Collection[int] = range(engines)
 
     def add(self, request: GenerateRequest) -> None:
-        (self._urgent if request.urgent else self._waiting).append(request)
+        self._queue(request).append(request)
+
+    def put_back(self, engine: int, requests: Sequence[GenerateRequest]) -> None:
+        """Requests that were handed to `engine`, which is lost, are the next ones again."""
+        for request in reversed(requests):
+            self.finished(engine, request)
+            self._queue(request).appendleft(request)
+
+    def serve_by(self, engines: Collection[int]) -> None:
+        """Only these get requests from now on."""
+        self._serving = frozenset(engines)
 
     def assign(self) -> dict[int, list[GenerateRequest]]:
         """Requests to send now, by engine."""
         batches: dict[int, list[GenerateRequest]] = {}
         while waiting := self._urgent or self._waiting:
-            free = [engine for engine, count in enumerate(self._requests) if count < self._limit]
+            free = [engine for engine in sorted(self._serving) if self._requests[engine] < self._limit]
             if not free:
                 break
             engine = min(free, key=lambda index: self._tokens[index])
@@ -51,3 +63,6 @@ class Dispatcher:
     def busy_engines(self) -> list[int]:
         """Engines with requests in flight."""
         return [engine for engine, count in enumerate(self._requests) if count]
+
+    def _queue(self, request: GenerateRequest) -> deque[GenerateRequest]:
+        return self._urgent if request.urgent else self._waiting

@@ -8,12 +8,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlpipe.model.hub import model_folder
-from rlpipe.shared.errors import RolloutError, WeightSyncError
+from rlpipe.shared.errors import EngineFailure, RolloutError, WeightSyncError
 from rlpipe.shared.expert_routes import Routes
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.sample import Status
@@ -24,10 +27,12 @@ from rollout.engine_memory import EngineMemory
 from rollout.engine_usage import UsageClock
 from rollout.engine_warm_up import warm_up_engine
 from rollout.failures import check_model_folder, log_tail, start_failure
+from rollout.healing import Pulse
 from rollout.jit_watch import JitWatch
 from rollout.model_modules import unneeded_model_modules
 from rollout.partial_response import PartialResponse, interrupted
 from rollout.pause import GenerationPause
+from rollout.progress import Progress
 from rollout.reported_routes import decoded_routes
 from rollout.requests import (
     DeviceMemory,
@@ -46,7 +51,8 @@ from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import END_OF_BUCKET, VERIFY_VARIABLE
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
-_LIVENESS_SECONDS = 1.0
+_LIVENESS_SECONDS = 0.5
+_STOPPED_LOOKS = 3  # a debugger may stop a process for a moment
 _IDLE_SECONDS = 30.0
 _IDLE_POLL_SECONDS = 0.01
 
@@ -56,7 +62,8 @@ class Engine:
 
     Weight updates and generation exclude each other: requests that come during an update wait for it. An update waits
     for running requests, so that each response comes from one version of the weights; or it interrupts them, and they
-    go on under the new ones, with the keys and values of their first tokens computed again.
+    go on under the new ones, with the keys and values of their first tokens computed again. While the weights are not
+    whole, after an update that failed or in place of a lost engine, requests wait, too.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -64,16 +71,17 @@ class Engine:
         self._address = register_worker(f"engine {setup.index}")
         self._sglang: Any = None
         self._batches: RequestBatches
+        self._progress: Progress
         self._version = 0
         self._usage = UsageClock()
         self._start_seconds: dict[str, float] = {}
         self._notes: tuple[str, ...] = ()
         self._request_tokens = 0
-        self._pause = GenerationPause()
+        self._pause = GenerationPause(held=setup.awaits_weights)
         self._aborts = 0
         self._running: set[asyncio.Task[Generation]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
-        self._death: RolloutError | None = None
+        self._death: EngineFailure | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._freed: set[DeviceMemory] = set()
         self._jit = JitWatch(setup.index, Path(setup.log_path), setup.jit)
@@ -96,7 +104,7 @@ class Engine:
         _use_own_temporary_folder(setup.instance)
         if setup.devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
-        _redirect_output(setup.log_path)
+        _redirect_output(setup.log_path, keep=setup.restart > 0)
         os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
         _ignore_quit_signal()
@@ -109,6 +117,7 @@ class Engine:
         try:
             self._sglang = start_sglang(setup.instance, arguments)
             self._batches = RequestBatches(self._sglang.tokenizer_manager)
+            self._progress = Progress(self._sglang.tokenizer_manager.rid_to_state)
         except Exception as error:
             await self.stop()
             raise start_failure(setup, error) from None
@@ -227,21 +236,28 @@ class Engine:
     ) -> WeightReceipt:
         """Receives all buckets of `plan` in order, then becomes `version`. `in_flight`: interrupt running requests.
 
-        Raises WeightSyncError when a bucket cannot be loaded; the engine's weights are unusable then.
+        Raises WeightSyncError when a bucket cannot be loaded; requests wait then until an update has come whole.
         """
         async with self._pause.paused(abort=self._abort_in_sglang if in_flight else None):
             self._alive()
             self._check_holds("receiving weights", "weights")
             begin = time.perf_counter()
             await self._wait_until_idle()
+            self._pause.hold()
             message = await self._receive_buckets(plan, version, group_name)
             self._version = version
+            self._pause.release()
         self._usage.note_span("weight_sync", begin)
         checksums = tuple(message.split()[: len(plan)]) if self._setup.verify_weights else ()
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
+    async def probe(self) -> Pulse:
+        """Answers at once, whatever SGLang is doing. Raises EngineFailure when the engine has died."""
+        self._alive()
+        return self._progress.pulse(self._version, self._sglang.tokenizer_manager.last_receive_tstamp)
+
     async def health(self) -> EngineHealth:
-        """Raises RolloutError when the engine has died."""
+        """Raises EngineFailure when the engine has died."""
         self._alive()
         return EngineHealth(
             engine=self._setup.index,
@@ -274,7 +290,7 @@ class Engine:
             atexit.unregister(self._sglang.shutdown)
             self._sglang.tokenizer_manager._subprocess_watchdog.stop()
             self._sglang = None
-            self._death = RolloutError(f"engine {self._setup.index} was stopped")
+            self._death = EngineFailure(f"engine {self._setup.index} was stopped")
         cleanup.end_children()
         cleanup.remove_files(self._setup.instance)
 
@@ -310,8 +326,10 @@ class Engine:
 
         parameters = sglang_sampling(request.sampling, request.seed)
         parameters["max_new_tokens"] -= len(partial.token_ids)
+        sglang_id = uuid.uuid4().hex
         answers = self._sglang.tokenizer_manager.generate_request(
             GenerateReqInput(
+                rid=sglang_id,
                 input_ids=[*request.prompt_ids, *partial.token_ids],
                 sampling_params=parameters,
                 return_logprob=True,
@@ -320,14 +338,15 @@ class Engine:
             None,
         )
         try:
-            answer = await anext(answers)
+            with self._progress.of(request.request_id, sglang_id, partial):
+                answer = await anext(answers)
         except RequestAbortedError:  # before it reached the scheduler
             return partial, Status.ABORTED, 0
         meta = answer["meta_info"]
         logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
         token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
         if len(logprobs) != len(token_ids):
-            raise RolloutError(
+            raise EngineFailure(
                 f"engine {self._setup.index}: SGLang answered request {request.request_id!r} with {len(token_ids)} "
                 f"tokens and {len(logprobs)} log-probabilities"
             )
@@ -337,7 +356,7 @@ class Engine:
         return extended, _STATUS[meta["finish_reason"]["type"]], retractions
 
     def _routes(self, request: GenerateRequest, partial: PartialResponse, answer: dict[str, Any]) -> Routes | None:
-        """Routes of the whole sequence. Raises RolloutError when SGLang leaves out some."""
+        """Routes of the whole sequence. Raises EngineFailure when SGLang leaves out some."""
         shape = self._setup.routes_shape
         if shape is None:
             return None
@@ -345,7 +364,7 @@ class Engine:
         try:
             return decoded_routes(answer["meta_info"], tokens, shape)
         except ValueError as error:
-            raise RolloutError(f"request {request.request_id!r}: expert choices are incomplete: {error}") from None
+            raise EngineFailure(f"request {request.request_id!r}: expert choices are incomplete: {error}") from None
 
     def _end_ids(self, sampling: SamplingParameters) -> set[int]:
         """Token ids that end a response."""
@@ -441,7 +460,7 @@ class Engine:
         end = time.perf_counter() + _IDLE_SECONDS
         while not (await self._call(self._sglang.tokenizer_manager.flush_cache())).success:
             if time.perf_counter() > end:
-                raise RolloutError(
+                raise EngineFailure(
                     f"engine {self._setup.index} is still busy {_IDLE_SECONDS:g} seconds after its last answer, so its "
                     f"cache cannot be emptied; see {self._setup.log_path}"
                 )
@@ -452,23 +471,40 @@ class Engine:
             raise self._death
 
     async def _watch_schedulers(self) -> None:
-        """Fails all running requests when a process of SGLang dies; SGLang itself would let them wait forever."""
-        watchdog = self._sglang.tokenizer_manager._subprocess_watchdog
-        while all(process.is_alive() for process in watchdog._processes):
+        """Fails all running requests when a process of SGLang dies or stops; SGLang itself would let them wait
+        forever."""
+        processes = self._sglang.tokenizer_manager._subprocess_watchdog._processes
+        stopped = 0
+        while all(process.is_alive() for process in processes) and stopped < _STOPPED_LOOKS:
             await asyncio.sleep(_LIVENESS_SECONDS)
-        dead = next(process for process in watchdog._processes if not process.is_alive())
-        self._death = RolloutError(
-            f"engine {self._setup.index} died: SGLang's process {dead.pid} ended with exit code {dead.exitcode}; "
-            f"log: {self._setup.log_path}; its last lines:\n{log_tail(self._setup.log_path)}"
+            stopped = stopped + 1 if any(_is_stopped(process.pid) for process in processes) else 0
+        self._death = EngineFailure(
+            f"engine {self._setup.index} died: {_what_happened(processes)}; log: {self._setup.log_path}; its last "
+            f"lines:\n{log_tail(self._setup.log_path)}"
         )
         for task in self._running | self._calls:
             task.cancel()
 
 
-def _redirect_output(path: str) -> None:
-    """Lets this process and its children print into `path`."""
+def _what_happened(processes: Sequence[Any]) -> str:
+    for process in processes:
+        if not process.is_alive():
+            return f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
+    stopped = [process.pid for process in processes if _is_stopped(process.pid)]
+    return f"SGLang's process {stopped[0] if stopped else processes[0].pid} was stopped and does not go on"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _redirect_output(path: str, keep: bool) -> None:
+    """Lets this process and its children print into `path`; keep: behind what a lost engine printed."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if keep else os.O_TRUNC), 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

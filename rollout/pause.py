@@ -8,18 +8,19 @@ _ABORT_EVERY_SECONDS = 0.05
 
 
 class GenerationPause:
-    """Generation runs while nothing pauses it. Whoever pauses is alone; requests that come meanwhile wait."""
+    """Generation runs while nothing pauses or holds it. Whoever pauses is alone; requests that come meanwhile wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: bool = False) -> None:
         self._changed = asyncio.Condition()
         self._paused = False
+        self._held = held
         self._running = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Waits while generation is paused, and counts as running for the block."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._paused)
+            await self._changed.wait_for(lambda: not self._paused and not self._held)
             self._running += 1
         try:
             yield
@@ -45,6 +46,14 @@ class GenerationPause:
             async with self._changed:
                 self._paused = False
                 self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Generation waits also after this pause, until a later one calls `release`. Call it while pausing."""
+        self._held = True
+
+    def release(self) -> None:
+        """Generation goes on when this pause ends. Call it while pausing."""
+        self._held = False
 
     async def _wait_until_idle(self, abort: Callable[[], None] | None) -> None:
         while self._running:

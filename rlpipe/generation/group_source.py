@@ -24,6 +24,8 @@ class Responded:
     partial: PartialResponse = PartialResponse()
 
 
+_LOOK_SECONDS = 0.2
+
 Respond = Callable[[PromptRequest, PartialResponse], Awaitable[Responded]]
 Grade = Callable[[Sample], Awaitable[Sample]]
 TakeGroup = Callable[[], tuple[int, list[PromptRequest]]]
@@ -101,7 +103,10 @@ class GroupSource:
         filters: Sequence[GroupFilter],
         abort: Callable[[], Awaitable[None]],
         last_iteration: int,
+        is_stranded: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_stranded = is_stranded
+        self._broken: list[Group] = []
         self._config = config
         self._last_iteration = last_iteration
         self._take_group = take_group
@@ -149,15 +154,19 @@ class GroupSource:
         return self._hand_out(iteration, quota, start)
 
     async def wait_for_running(self) -> None:
-        """Returns when no group is in flight, in the mode whose responses finish before the weights change."""
-        while self._config.mode == "one_step_off" and self._tasks:  # a dropped group begins another
-            await asyncio.wait(list(self._tasks))
+        """Returns when no group is in flight, in the mode whose responses finish before the weights change.
+
+        Where all engines are lost there is none that could finish them: what is missing begins under the new weights.
+        """
+        while self._config.mode == "one_step_off" and self._tasks and not self._is_stranded():
+            await asyncio.wait(list(self._tasks), timeout=_LOOK_SECONDS)  # a dropped group begins another
         if self._error is not None:
             raise self._error
 
     async def unfinished(self) -> list[int]:
         """Numbers of the prompts that were taken and are in no batch that was handed out."""
-        groups = [*self._waiting, *self._tasks.values(), *(g for q in self._quotas.values() for g in q.finished)]
+        finished = (group for quota in self._quotas.values() for group in quota.finished)
+        groups = [*self._waiting, *self._broken, *self._tasks.values(), *finished]
         return sorted(group.number for group in groups)
 
     def progress(self, iteration: int) -> tuple[int, int]:
@@ -206,9 +215,10 @@ class GroupSource:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        del self._tasks[task]
+        group = self._tasks.pop(task)
         if not task.cancelled() and task.exception() is not None:
             self._error = self._error or task.exception()
+            self._broken.append(group)
         self._changed.set()
 
     async def _run(self, group: Group, quota: _Quota) -> None:

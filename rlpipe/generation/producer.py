@@ -33,7 +33,11 @@ _ABORT_SECONDS = 30.0
 
 
 class Rollouts:
-    """Generates and grades in a thread of its own. `state` and `pending` say where the training prompts go on."""
+    """Generates and grades in a thread of its own. `state` and `pending` say where the training prompts go on.
+
+    while_waiting: called again and again in the driver's thread while it waits for responses; there the actor is idle
+    and has the weights that the engines sample with.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,9 @@ class Rollouts:
         console: Console,
         state: StreamState = StreamState(),
         pending: Sequence[int] = (),
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        self._while_waiting = while_waiting
         config = inputs.config
         self._config = config
         self._pool = pool
@@ -66,6 +72,7 @@ class Rollouts:
             inputs.filters,
             self._client.abort,
             last_iteration=config.run.iterations,
+            is_stranded=lambda: not pool.serving(),
         )
 
     def take(self, iteration: int, version: int) -> Batch:
@@ -120,6 +127,7 @@ class Rollouts:
 
     def close(self) -> None:
         """Ends what is in flight."""
+        self._client.close()
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -138,6 +146,7 @@ class Rollouts:
         while not future.done():
             raise_if_requested()
             if progress is not None:
+                self._while_waiting()
                 self._console.progress(*progress())
             if time.monotonic() > end:
                 future.cancel()

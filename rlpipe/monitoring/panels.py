@@ -102,6 +102,8 @@ GROUPS = (
             Panel("age of weights", ("rollout/weight_version_lag_max",)),
             Panel("groups of equal reward", ("rollout/equal_reward_groups_count",)),
             Panel("failed samples", ("rollout/failed_count", "reward/timeouts_count", "reward/errors_count")),
+            Panel("lost engines", ("fault/engine_restarts_count", "fault/requests_reissued_count")),
+            Panel("seconds of healing", ("fault/healing_seconds",)),
         ),
     ),
 )

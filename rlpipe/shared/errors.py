@@ -31,6 +31,10 @@ class RolloutError(RlpipeError):
     """A rollout engine failed, died or answered something that cannot be used."""
 
 
+class EngineFailure(RolloutError):
+    """An engine died, hangs or answers what cannot be used; what was asked of it can be asked of another one."""
+
+
 class ActorError(RlpipeError):
     """The training side failed or was asked for something that it cannot do."""
 

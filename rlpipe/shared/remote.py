@@ -171,7 +171,7 @@ def _dump_here(worker: WorkerAddress) -> str:
 def stack_of(worker: WorkerAddress) -> str:
     """What all threads of the worker are doing, or why that cannot be told."""
     try:
-        return str(_on_node(worker.node_id, _dump_here, worker))
+        return str(on_node(worker.node_id, _dump_here, worker))
     except _ray_errors() as error:
         return f"no stack: {type(error).__name__} while asking node {worker.node_id}"
 
@@ -193,7 +193,7 @@ def _by_node(
     for node in dict.fromkeys(worker.node_id for worker in workers):
         there = [worker for worker in workers if worker.node_id == node]
         with suppress(*_ray_errors()):
-            states |= _on_node(node, function, there)
+            states |= on_node(node, function, there)
     return states
 
 
@@ -225,16 +225,22 @@ def _kill_here(workers: list[WorkerAddress]) -> dict[str, str]:
     return _states_here(workers)
 
 
-def _on_node(node_id: str, function: Callable[[Any], Any], argument: Any) -> Any:
-    """The result of `function` on that node: right here, or by a task of Ray's."""
+def on_node(
+    node_id: str, function: Callable[..., First], *arguments: Any, timeout_seconds: float = _NODE_SECONDS
+) -> First:
+    """The result of `function` on that node: right here, or by a task of Ray's.
+
+    Raises ray.exceptions.RayError when the node does not answer.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if ray.get_runtime_context().get_node_id() == node_id:
-        return function(argument)
+        return function(*arguments)
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(num_cpus=0)(function).options(scheduling_strategy=strategy)
-    return ray.get(task.remote(argument), timeout=_NODE_SECONDS)
+    answer: First = ray.get(task.remote(*arguments), timeout=timeout_seconds)
+    return answer
 
 
 def _ray_errors() -> tuple[type[Exception], ...]:

@@ -29,6 +29,9 @@ class Listener:
         self._socket.listen(1)
         self.address = self._socket.getsockname()[1:].decode()
 
+    def close(self) -> None:
+        self._socket.close()
+
     def accept(self, buffers: Sequence[SharedBuffer], timeout_seconds: float) -> "Writer":
         """Wait for the reader and tell it the buffers. Raises WeightSyncError when none comes in time."""
         self._socket.settimeout(timeout_seconds)

@@ -17,6 +17,10 @@ BUFFERS = "shared_buffers"
 """The `backend` of a group whose processes share memory instead of sending."""
 
 
+JOIN_SECONDS = 60.0
+"""A group whose processes have not met after so long lacks one of them."""
+
+
 @dataclass(frozen=True)
 class WeightGroup:
     """Where an update's processes meet.

@@ -36,8 +36,13 @@ class MemorySharing(Protocol):
         """Within the block the actor's weights are resident and can be saved; the engines keep their weights."""
         raise NotImplementedError
 
+    @contextmanager
+    def during_catch_up(self) -> Iterator[None]:
+        """Within the block weights go from actor to engines that were restarted, while the others hold them already."""
+        raise NotImplementedError
+
     def take_seconds(self) -> dict[str, float]:
-        """Seconds of offloading and onloading in the two blocks since the last call, as the phase `sleep_wake`."""
+        """Seconds of offloading and onloading in these blocks since the last call, as the phase `sleep_wake`."""
         raise NotImplementedError
 
     def take_metrics(self) -> dict[str, float]:
@@ -65,6 +70,10 @@ class Separate:
     def during_save(self) -> Iterator[None]:
         yield
 
+    @contextmanager
+    def during_catch_up(self) -> Iterator[None]:
+        yield
+
     def take_seconds(self) -> dict[str, float]:
         return {}
 
@@ -74,7 +83,10 @@ class Separate:
 
 class Colocated:
     """Either side frees its memory while the other works. Only weights are there twice, while they are handed over; and
-    the actor's stay where they are while engines generate, where what the engines leave free is room enough."""
+    the actor's stay where they are while engines generate, where what the engines leave free is room enough.
+
+    A lost engine is restarted only while the actor leaves the device to engines, which measure free memory then.
+    """
 
     def __init__(self, pool: "RolloutPool", actor: "ActorGroup") -> None:
         self._pool = pool
@@ -89,10 +101,12 @@ class Colocated:
         self._pool.wait_until_ready()
         # After their warm-up, engines hold as much as they ever will.
         self._spare_bytes = self._actor.free_device_bytes()
+        self._pool.pause_restarts()
         self._pool.sleep(("kv_cache", "weights"))
 
     def onload_actor(self) -> None:
         with self._step("engines_sleep"):
+            self._pool.pause_restarts()
             self._steps["engines_idle"] = self._pool.sleep(("kv_cache", "weights"))
         with self._step("actor_onload"):
             self._actor.keep_resident("all")
@@ -111,11 +125,19 @@ class Colocated:
     @contextmanager
     def during_save(self) -> Iterator[None]:
         with self._timed():
+            self._pool.pause_restarts()
             self._pool.sleep(("kv_cache",))
             self._actor.keep_resident("weights")
         yield
         with self._timed():
             self._leave_device_to_engines()
+
+    @contextmanager
+    def during_catch_up(self) -> Iterator[None]:
+        self._pool.pause_requests()
+        with self.during_save():
+            yield
+        self._pool.resume_requests()
 
     def take_seconds(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, 0.0
@@ -144,6 +166,7 @@ class Colocated:
         with self._step("actor_offload"):
             self._actor.keep_resident(kept, self._limit_bytes)
         with self._step("engines_wake"):
+            self._pool.resume_restarts()
             self._pool.wake(("kv_cache",))
 
     @contextmanager

@@ -180,7 +180,9 @@ def open_session(run: Run) -> Iterator[Session]:
 
         trackers = stack.enter_context(open_trackers(config, directory, state.first_row))
         position = StreamState(state.epoch, state.position)
-        rollouts = stack.enter_context(Rollouts(pool, run.grading, run.inputs, console, position, state.pending))
+        rollouts = stack.enter_context(
+            Rollouts(pool, run.grading, run.inputs, console, position, state.pending, weights.catch_up)
+        )
         learner = Learner(config, actor)
         console.say(learner.old_policy_choice)
         session = Session(

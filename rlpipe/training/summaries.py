@@ -1,6 +1,6 @@
 """Metrics of an iteration's samples, engines and packs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from rlpipe.generation.group_source import Batch
@@ -36,6 +36,17 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
     return metrics
 
 
+def fault_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """What lost engines cost since the last iteration; all are there in every row."""
+    return {
+        "fault/engine_restarts_count": counts.get("engine_restarts", 0.0),
+        "fault/requests_reissued_count": counts.get("requests_reissued", 0.0),
+        "fault/answers_refused_count": counts.get("answers_refused", 0.0),
+        "fault/lost_tokens": counts.get("tokens_lost", 0.0),
+        "fault/healing_seconds": counts.get("healing_seconds", 0.0),
+    }
+
+
 def _equal_reward_groups(samples: Sequence[Sample]) -> int:
     """Groups of several samples with one score, whose group advantages are all 0."""
     scores: dict[str, list[float]] = {}
@@ -53,11 +64,12 @@ def start_metrics(usage: Sequence[EngineUsage], command_time: float) -> dict[str
 
 def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, float]:
     """Speed and idle time of generation, in all and of each engine, and what became of the groups."""
+    idle = [1.0 - one.busy_seconds / one.interval_seconds for one in usage]
     rates = {f"perf/rollout_engine_{one.engine}_tokens_per_second": one.tokens_per_second for one in usage}
     return {
         "perf/rollout_seconds": batch.seconds,
         "perf/rollout_tokens_per_second": batch.tokens / batch.seconds,
-        "perf/rollout_idle_share": fmean(1.0 - one.busy_seconds / one.interval_seconds for one in usage),
+        **({"perf/rollout_idle_share": fmean(idle)} if idle else {}),  # all engines may be lost just then
         **{name: rate for name, rate in rates.items() if rate},
         **batch.metrics,
     }

@@ -8,7 +8,7 @@ from rewards.reward_metrics import graded_table
 from rlpipe.config.root import Config
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.session import Session, open_run, open_session
-from rlpipe.training.summaries import generation_metrics, rollout_metrics, start_metrics
+from rlpipe.training.summaries import fault_metrics, generation_metrics, rollout_metrics, start_metrics
 
 
 def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
@@ -52,6 +52,7 @@ def _iterate(run: Session) -> None:
                 step.add(report.metrics)
                 usage = run.pool.take_usage()
                 step.add(generation_metrics(batch, usage))
+                step.add(fault_metrics(run.pool.take_fault_counts()))
                 if iteration == run.start.iteration + 1:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())
@@ -67,5 +68,6 @@ def _iterate(run: Session) -> None:
                 run.checkpoint(iteration)
             step.split("checkpoint", run.memory_sharing.take_seconds(), rest="checkpoint")
             with step.phase("tracking"):
+                step.add(run.memory_sharing.take_metrics())
                 run.measurement.finish(step, packs)
     run.close()

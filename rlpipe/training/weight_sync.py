@@ -1,11 +1,12 @@
 """Sending the actor's weights to all engines, with the version they then sample under."""
 
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.config.root import Config
-from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.errors import RlpipeError, WeightSyncError
 from rlpipe.shared.remote import together
 from rlpipe.shared.weights import BUFFERS, WeightGroup
 from rlpipe.training.memory_sharing import MemorySharing
@@ -13,13 +14,18 @@ from rlpipe.training.placement import cluster_gpus
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
-    from rollout.pool import RolloutPool
-    from rollout.requests import WeightReceipt
+    from actor.train_report import WeightSendReport
+    from rollout.fleet import RunningEngine
+    from rollout.pool import EngineCalls, RolloutPool
 
 
 class WeightSync:
     """Holds the groups in which the actor meets the engines: where they share devices, one for each engine whose
-    processes read buffers of the actor's; else one in which actor rank 0 broadcasts to every engine process."""
+    processes read buffers of the actor's; else one in which actor rank 0 broadcasts to every engine process.
+
+    The groups are made anew when other engines are to receive than last time. An engine that is lost in an update is
+    left out, and the update done again where it did not reach the others whole; they answer nothing in between.
+    """
 
     def __init__(self, config: Config, actor: "ActorGroup", pool: "RolloutPool", memory_sharing: MemorySharing) -> None:
         self._config = config
@@ -27,54 +33,118 @@ class WeightSync:
         self._actor = actor
         self._pool = pool
         self._plan = actor.weight_plan()
+        self._joined: list[RunningEngine] = []
         self.version = -1
-        self._join()
 
     def push(self, version: int) -> dict[str, float]:
-        """Returns the metrics of the transfer once all engines hold `version`."""
-        in_flight = self._config.rollout.mode == "async"
+        """Returns the metrics of the transfer once all engines that are up hold `version`."""
         with self._memory_sharing.during_weight_sync():
-            receiving = self._pool.start_receiving(self._plan, version, in_flight)
-            sending = self._actor.begin_send_weights(self._config.weight_sync.verify)
-            report, receipts = together(sending.result, lambda: self._gather(receiving, "weight_sync"))
+            report = self._deliver(self._pool.up, version)
+        self.version = version
+        metrics = {
+            "weight_sync/version": float(version),
+            "weight_sync/bytes": float(sum(bucket.size_bytes for bucket in self._plan)),
+        }
+        if report is not None:
+            metrics["weight_sync/gigabytes_per_second"] = report.size_bytes / report.seconds / 1e9
+        return metrics
+
+    def catch_up(self) -> None:
+        """Engines in the places of lost ones receive the weights that the others sample with.
+
+        Call it while the actor holds these: not between an update of the actor and its push.
+        """
+        if self.version >= 0 and self._pool.awaiting_weights():
+            everybody = self._config.ray.colocate  # each actor process feeds the engine beside it
+            with self._memory_sharing.during_catch_up():
+                self._deliver(self._pool.up if everybody else self._pool.awaiting_weights, self.version)
+
+    def _deliver(self, wanted: Callable[[], list["RunningEngine"]], version: int) -> "WeightSendReport | None":
+        """Until the engines that are wanted and not lost have `version`; None where there are none."""
+        while engines := wanted():
+            report = self._send(version) if self._join(engines) else None
+            if report is not None:
+                return report
+            self._joined = []
+        return None
+
+    def _send(self, version: int) -> "WeightSendReport | None":
+        """None when an engine was lost before all others had everything."""
+        in_flight = self._config.rollout.mode == "async"
+        calls = self._pool.start_receiving(self._plan, version, in_flight)
+        sending = self._actor.begin_send_weights(self._config.weight_sync.verify, calls.references)
+        failed = threading.Event()
+
+        def sent() -> "WeightSendReport":
+            report = sending.result()
+            if report.failure:
+                failed.set()
+            return report
+
+        report, receipts = together(sent, lambda: self._collect(calls, "weight_sync", failed.is_set))
+        if _is_incomplete(calls.engines, receipts, report.failure):
+            return None
         if self._config.weight_sync.verify:
             _compare(report.checksums, receipts)
-        self.version = version
-        return {
-            "weight_sync/version": float(version),
-            "weight_sync/bytes": float(report.size_bytes),
-            "weight_sync/gigabytes_per_second": report.size_bytes / report.seconds / 1e9,
-        }
+        self._pool.serve(list(receipts))
+        return report
 
-    def _join(self) -> None:
-        groups = self._shared_buffers() if self._config.ray.colocate else self._broadcast_group()
-        engines = self._pool.join_weight_groups(groups)
-        actor = self._actor.begin_join_weight_groups(groups)
-        together(actor.result, lambda: self._gather(engines, "joining the weight group"))
+    def _join(self, engines: list["RunningEngine"]) -> bool:
+        """Whether they can be sent to now; not when one was lost meanwhile."""
+        if engines == self._joined:
+            return True
+        self._pool.leave_weight_groups()
+        groups = self._shared_buffers(engines) if self._config.ray.colocate else self._broadcast_group(len(engines))
+        calls = self._pool.join_weight_groups([group for group in groups if group is not None], engines)
+        joining = self._actor.begin_join_weight_groups(groups)
+        failure, joined = together(joining.result, lambda: self._collect(calls, "joining the weight group"))
+        if _is_incomplete(engines, joined, failure):
+            return False
+        self._joined = engines
+        return len(joined) == len(engines)
 
-    def _gather(self, references: list[Any], phase: str) -> list[Any]:
-        return self._pool.gather(references, self._config.deadlines.weight_sync_seconds, phase)
+    def _collect(
+        self, calls: "EngineCalls", phase: str, in_vain: Callable[[], bool] = lambda: False
+    ) -> dict["RunningEngine", Any]:
+        return self._pool.collect(calls, self._config.deadlines.weight_sync_seconds, phase, in_vain)
 
-    def _shared_buffers(self) -> list[WeightGroup]:
-        """Each engine and the actor's processes on its devices, which are the next ones in order."""
+    def _shared_buffers(self, engines: Sequence["RunningEngine"]) -> list[WeightGroup | None]:
+        """By engine: it and the actor's processes on its devices, which are the next ones in order."""
         size = self._config.rollout.engine.tensor_parallel
         addresses = self._actor.listen_for_engines()
-        parts = [addresses[index * size :][:size] for index in range(self._config.rollout.engines)]
-        return [
-            WeightGroup(f"rlpipe-weights-{index}", ",".join(part), 0, 2 * size, BUFFERS)
-            for index, part in enumerate(parts)
-        ]
+        groups: list[WeightGroup | None] = [None] * self._config.rollout.engines
+        for engine in engines:
+            part = addresses[engine.index * size :][:size]
+            groups[engine.index] = WeightGroup(_new_name(), ",".join(part), 0, 2 * size, BUFFERS)
+        return groups
 
-    def _broadcast_group(self) -> list[WeightGroup]:
+    def _broadcast_group(self, engines: int) -> list[WeightGroup | None]:
         address, port = self._actor.endpoint
-        engine_processes = self._config.rollout.engines * self._config.rollout.engine.tensor_parallel
         backend = "nccl" if cluster_gpus() else "gloo"
-        # The store outlives a group, and a second one of the same name would find the first one's entries.
-        return [WeightGroup(f"rlpipe-weights-{uuid.uuid4().hex[:8]}", address, port, 1 + engine_processes, backend)]
+        processes = 1 + engines * self._config.rollout.engine.tensor_parallel
+        return [WeightGroup(_new_name(), address, port, processes, backend)]
 
 
-def _compare(sent: Sequence[str], receipts: Sequence["WeightReceipt"]) -> None:
-    for receipt in receipts:
+def _is_incomplete(engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str) -> bool:
+    """Whether a call did not work because an engine was lost. Raises the error where none was.
+
+    failure: of the actor's side, empty where there is none.
+    """
+    errors = [answer for answer in answers.values() if isinstance(answer, RlpipeError)]
+    if not errors and not failure:
+        return False
+    if any(engine.is_lost for engine in engines):
+        return True
+    raise errors[0] if errors else WeightSyncError(failure)
+
+
+def _new_name() -> str:
+    """The store outlives a group, and a second one of the same name would find the first one's entries."""
+    return f"rlpipe-weights-{uuid.uuid4().hex[:8]}"
+
+
+def _compare(sent: Sequence[str], receipts: Mapping["RunningEngine", Any]) -> None:
+    for receipt in receipts.values():
         different = [index for index, (a, b) in enumerate(zip(sent, receipt.checksums, strict=True)) if a != b]
         if different:
             raise WeightSyncError(

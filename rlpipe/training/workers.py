@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from actor.group import ActorGroup
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.run_directory import append_json_line
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
 from rlpipe.training.placement import Placement, placements, ray_cluster
@@ -96,7 +98,15 @@ def open_workers(
 ) -> Iterator[Workers]:
     """The actor's processes start and import while engines load and warm up, and take device memory only after that."""
     with CleanupStack() as stack:
-        pool = RolloutPool.start(config, config.model.path, bundles.engines, log_directory)
+        faults = Path(log_directory) / "faults.jsonl"
+        pool = RolloutPool.start(
+            config,
+            config.model.path,
+            bundles.engines,
+            log_directory,
+            say=console.say,
+            on_fault=lambda fault: append_json_line(faults, asdict(fault)),
+        )
         stack.callback(pool.stop)
         actor = ActorGroup.launch(config, bundles.actor, log_directory)
         stack.callback(actor.stop)

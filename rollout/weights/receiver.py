@@ -7,13 +7,15 @@ bucket's size, it cannot tell what arrived, and it has no way to read buffers th
 import math
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed.distributed_c10d import _set_pg_timeout, default_pg_timeout
 
-from rlpipe.shared.weights import BUFFERS, WeightGroup, checksum
+from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightGroup, checksum
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
@@ -26,7 +28,7 @@ def install() -> None:
     from sglang.srt.managers.scheduler_components.flush_wrapper import SchedulerFlushWrapper
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    WeightUpdater.init_weights_update_group = _joining(WeightUpdater.init_weights_update_group)
+    WeightUpdater.init_weights_update_group = join_group
     WeightUpdater.destroy_weights_update_group = leave_group
     WeightUpdater._update_bucketed_weights_from_distributed = receive_buckets
     SchedulerFlushWrapper.__init__ = _keeping_the_allocator(SchedulerFlushWrapper.__init__)
@@ -42,34 +44,27 @@ def _keeping_the_allocator(make: Callable[..., None]) -> Callable[..., None]:
     return make_wrapper
 
 
-def _joining(join_process_group: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
-    """Adds the group of shared buffers, whose `master_address` has a listener for each tensor-parallel rank."""
-
-    def join_group(
-        updater: Any,
-        master_address: str,
-        master_port: int,
-        rank_offset: int,
-        world_size: int,
-        group_name: str,
-        backend: str = "nccl",
-    ) -> tuple[bool, str]:
-        groups = updater._model_update_group
+def join_group(
+    updater: Any,
+    master_address: str,
+    master_port: int,
+    rank_offset: int,
+    world_size: int,
+    group_name: str,
+    backend: str = "nccl",
+) -> tuple[bool, str]:
+    """Whether it joined, and why not. A group of shared buffers has a listener for each tensor-parallel rank."""
+    group = WeightGroup(group_name, master_address, master_port, world_size, backend)
+    source: WeightSource
+    try:
         if backend == BUFFERS:
-            group = WeightGroup(group_name, master_address, master_port, world_size, backend)
-            try:
-                groups[group_name] = SharedBuffers(group.address_of(updater.tp_rank), updater.device, updater.gpu_id)
-            except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-                return _agreed(False, f"{type(error).__name__}: {error}")
-            return _agreed(True, "")
-        joined, message = join_process_group(
-            updater, master_address, master_port, rank_offset, world_size, group_name, backend
-        )
-        if joined:
-            groups[group_name] = Broadcast(groups[group_name], updater.device)
-        return joined, message
-
-    return join_group
+            source = SharedBuffers(group.address_of(updater.tp_rank), updater.device, updater.gpu_id)
+        else:
+            source = Broadcast(_join_as_receiver(group, rank_offset + updater.tp_rank), updater.device)
+    except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+        return _agreed(False, f"{type(error).__name__}: {error}")
+    updater._model_update_group[group_name] = source
+    return _agreed(True, "")
 
 
 def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
@@ -123,6 +118,23 @@ def split_buckets(
         else:
             buckets[-1].append(tensor)
     return buckets
+
+
+def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.ProcessGroup:
+    """Waits for the other processes no longer than `JOIN_SECONDS`: one of them may have died meanwhile."""
+    from sglang.srt.utils.common import init_custom_process_group
+    from sglang.srt.utils.network import NetworkAddress
+
+    process_group = init_custom_process_group(
+        backend=group.backend,
+        init_method=NetworkAddress(group.address, group.port).to_tcp(),
+        timeout=timedelta(seconds=JOIN_SECONDS),
+        world_size=group.world_size,
+        rank=rank,
+        group_name=group.name,
+    )
+    _set_pg_timeout(default_pg_timeout, process_group)
+    return process_group
 
 
 def _agreed(worked: bool, message: str) -> tuple[bool, str]:

@@ -85,10 +85,7 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letter, sender.listen(), sender.plan)
         sender.join([WeightGroup("pair", "a", 0, 2, BUFFERS)], dist.HashStore(), 60)
-        try:
-            sender.send(verify=False)
-        except WeightSyncError as error:
-            errors.append(str(error))
+        errors.append(sender.send(verify=False).failure)
         sender.leave()
     return errors
 

@@ -14,6 +14,13 @@ class Calls:
     def __init__(self, free_bytes: int, resident_bytes: int) -> None:
         self.made: list[object] = []
         self._free, self._resident = free_bytes, resident_bytes
+        self.restarts_allowed = True
+
+    def pause_restarts(self) -> None:
+        self.restarts_allowed = False
+
+    def resume_restarts(self) -> None:
+        self.restarts_allowed = True
 
     def wait_until_ready(self) -> None:
         self.made.append("ready")
@@ -26,6 +33,7 @@ class Calls:
         self.made.append(("wake", *parts))
 
     def keep_resident(self, wanted: str, limit_bytes: int | None = None) -> None:
+        assert not self.restarts_allowed  # an engine that starts measures what is free
         self.made.append(wanted if limit_bytes is None else (wanted, limit_bytes / GIGABYTE))
 
     def share_with_engines(self, limit_bytes: int) -> None:
@@ -53,6 +61,7 @@ def _started(free_gigabytes: float, resident_gigabytes: float) -> tuple[Colocate
 def _iteration(sharing: Colocated, calls: Calls) -> list[object]:
     with sharing.during_weight_sync():
         calls.made.append("SYNC")
+    assert calls.restarts_allowed
     calls.made.append("GENERATE")
     sharing.onload_actor()
     return calls.take()
