@@ -8,6 +8,7 @@ staged in host memory first and a thread writes the very same buckets.
 import queue
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from actor.device import compute_device
+from rlpipe.shared.checkpoint_folder import file_checksum
 
 
 def use_thread_queue() -> None:
@@ -30,6 +32,7 @@ class BackgroundWrite:
     def __init__(self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor]) -> None:
         """live_tensors: those that training changes while the files are written; they are copied first."""
         self._request = request
+        self._checksums: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         if request.async_fn is None:  # this process has nothing to write
             return
@@ -37,7 +40,7 @@ class BackgroundWrite:
         transforms = request.async_fn.args[0]
         buckets = _copied(request.preload_fn(), live_tensors)
         self._thread = threading.Thread(
-            target=_write, args=(transforms, buckets, results), name="checkpoint-writer", daemon=True
+            target=_write, args=(transforms, buckets, results, self._checksums), name="checkpoint-writer", daemon=True
         )
         self._thread.start()
 
@@ -48,6 +51,12 @@ class BackgroundWrite:
         running = torch.tensor([float(self._thread is not None and self._thread.is_alive())], device=compute_device())
         torch.distributed.all_reduce(running, op=torch.distributed.ReduceOp.MAX)
         return not bool(running.item())
+
+    def all_checksums(self) -> dict[str, str]:
+        """Collective: checksums of the files of all processes, by name."""
+        gathered: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, self._checksums)
+        return {name: checksum for one in gathered for name, checksum in one.items()}
 
     def finalize(self) -> None:
         """Collect the results of all processes and write the metadata; raises where a process failed to write."""
@@ -67,7 +76,7 @@ def _copied(buckets: list[Any], live_tensors: Sequence[torch.Tensor]) -> list[An
     ]
 
 
-def _write(transforms: list[Any], buckets: list[Any], results: Any) -> None:
+def _write(transforms: list[Any], buckets: list[Any], results: Any, checksums: dict[str, str]) -> None:
     """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
     written: dict[int, Any] = {}
     for index, bucket in enumerate(buckets):
@@ -79,4 +88,9 @@ def _write(transforms: list[Any], buckets: list[Any], results: Any) -> None:
             results.put(outcome)
             return
         written[index] = outcome
+        try:
+            checksums[bucket[1]] = file_checksum(Path(bucket[0]))
+        except OSError as error:
+            results.put(error)
+            return
     results.put(written)

@@ -3,6 +3,8 @@
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ from actor.optimizer_content import optimizer_content, restore_optimizer
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
-from rlpipe.shared.checkpoint_folder import checkpoint_path, partial_path, publish, read_state
-from rlpipe.shared.errors import CheckpointError
+from rlpipe.shared.checkpoint_folder import checkpoint_path, damaged_files, partial_path, publish, read_state
+from rlpipe.shared.errors import CheckpointError, DamagedCheckpointError
 
 _WRITE_ERRORS = (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError)
 # What a damaged file makes the readers of torch and Megatron raise has nothing in common.
@@ -55,11 +57,13 @@ class Checkpointer:
         self._trainer.optimizer.finish()
         final = checkpoint_path(directory, iteration)
         partial = partial_path(final)
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        request = dist_checkpointing.save(_content(self._trainer, loading=False), str(partial), async_sharded_save=True)
+        with _removed_on_failure(final):
+            if dist.get_rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            dist.barrier()
+            content = _content(self._trainer, loading=False)
+            request = dist_checkpointing.save(content, str(partial), async_sharded_save=True)
         live = [tensor for chunk in self._trainer.policy for tensor in (*chunk.parameters(), *chunk.buffers())]
         state = {"iteration": iteration, "driver": driver_state, "actor": _progress(self._trainer)}
         self._running = (BackgroundWrite(request, live), final, state)
@@ -77,11 +81,13 @@ class Checkpointer:
         """Load into the trainer; returns the driver state.
 
         Raises:
-            CheckpointError: missing, unfinished, damaged, or of another model; the run must not go on after it.
+            DamagedCheckpointError: a file is not what was written; nothing was loaded.
+            CheckpointError: missing, of another format or another model; the run must not go on after it.
         """
         self._trainer.memory.require("weights", "loading a checkpoint")
         state = read_state(path)
         _check_identity(path, state["actor"]["model"], _identity(self._trainer))
+        _check_content(path, state)
         content = _content(self._trainer, loading=True)
         try:
             loaded = dist_checkpointing.load(content, str(path), strict=StrictHandling.RAISE_ALL)
@@ -97,13 +103,43 @@ class Checkpointer:
         if not write.finished(wait):
             return
         self._running = None
-        try:
+        with _removed_on_failure(final):
             write.finalize()
-        except _WRITE_ERRORS as error:
-            raise CheckpointError(f"saving {final} failed ({_summary(error)}): free space or fix access") from error
-        if dist.get_rank() == 0:
-            publish(partial_path(final), final, state, self._keep)
-        dist.barrier()
+            checksums = write.all_checksums()
+            if dist.get_rank() == 0:
+                publish(partial_path(final), final, state, self._keep, checksums)
+            dist.barrier()
+
+
+@contextmanager
+def _removed_on_failure(final: Path) -> Iterator[None]:
+    """Turns what goes wrong while a checkpoint is written into CheckpointError, and gives its space back."""
+    try:
+        yield
+    except _WRITE_ERRORS as error:
+        free = shutil.disk_usage(_existing(final)).free
+        shutil.rmtree(partial_path(final), ignore_errors=True)
+        raise CheckpointError(
+            f"saving {final} failed with {free / 1e6:,.1f} MB free there ({_summary(error)}); older ones are "
+            "whole: free space or fix access"
+        ) from error
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+
+def _check_content(path: Path, state: dict[str, Any]) -> None:
+    """Collective: each process reads its share of the files; all raise DamagedCheckpointError where one differs."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    gathered: list[Any] = [None] * count
+    dist.all_gather_object(gathered, damaged_files(path, state, sorted(state["files"])[rank::count]))
+    damaged = [name for names in gathered for name in names]
+    if damaged:
+        raise DamagedCheckpointError(
+            f"{path}: {', '.join(damaged)} {'is' if len(damaged) == 1 else 'are'} damaged (the checksum differs): use "
+            "another checkpoint"
+        )
 
 
 def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from actor.rank_clock import MegatronTimers, RankClock
 from actor.train_report import RankUsage
 from rlpipe.jit_monitor import JitMonitor
 from rlpipe.jit_monitor.watchdog import running_compilers
-from rlpipe.monitoring.run_directory import append_json_line
+from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.training.measurement import rank_metrics
 
 RANKS = 8

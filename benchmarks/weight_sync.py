@@ -28,6 +28,7 @@ from random_policy import save_random_policy
 from safetensors.torch import load_file
 
 from rlpipe.config.root import Config
+from rlpipe.training.opening import Opening
 from rlpipe.training.placement import engine_placement, ray_cluster
 from rlpipe.training.session import open_run, open_session
 from rollout.cleanup import remove_opened_files
@@ -81,7 +82,7 @@ def _report(name: str, speeds: list[float]) -> None:
 def _updates(config: Config, rounds: int) -> list[float]:
     """GB/s of whole updates, as the driver waits for them. The session itself makes the first one, untimed."""
     speeds = []
-    with redirect_stdout(sys.stderr), open_run(config, overwrite=True) as run, open_session(run) as session:
+    with redirect_stdout(sys.stderr), open_run(config, Opening(overwrite=True)) as run, open_session(run) as session:
         for version in range(1, rounds + 1):
             begin = time.perf_counter()
             metrics = session.weights.push(version)

@@ -2,10 +2,12 @@
 
 import errno
 import json
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +15,10 @@ from rlpipe.commands.environment import make_folder_importable, set_defaults
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.shared import interrupts
-from rlpipe.shared.errors import EXIT_CODE, RlpipeError
+from rlpipe.shared.errors import EXIT_CODE, ConfigError, RlpipeError
+
+if TYPE_CHECKING:
+    from rlpipe.training.opening import Opening
 
 app = typer.Typer(
     help="GRPO post-training with Ray, SGLang and Megatron-core, on a laptop CPU or a GPU cluster.",
@@ -45,6 +50,17 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configu
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's.")
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the newest whole checkpoint; --resume=NAME from that one.")
+]
+ResumeFrom = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The same as --resume=NAME: a checkpoint's folder, or its iteration.")
+]
+AllowChange = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="With --resume: this setting may differ, although it changes the experiment."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A file, or a name in configs/clusters.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
@@ -56,8 +72,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything that needs no cluster, then stop.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    allow_change: AllowChange = None,
+    overwrite: Overwrite = False,
     requeued: Annotated[
         bool, typer.Option("--requeued", help="--resume where there is a checkpoint, --overwrite where there is none.")
     ] = False,
@@ -81,22 +99,25 @@ def train(
 
             resume = has_checkpoint(settings)
             overwrite = not resume
-        _finish(run_training(settings, resume=resume, overwrite=overwrite))
+        _finish(run_training(settings, _opening(resume, overwrite, resume_from, allow_change)))
 
 
 @app.command()
 def sft(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    allow_change: AllowChange = None,
+    overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
     """Train a policy on prompts with answers, or on conversations."""
     with one_sentence(debug):
         from rlpipe.training.sft import sft as run_sft
 
-        folder = run_sft(load_config(config, overrides or []), resume=resume, overwrite=overwrite)
+        opening = _opening(resume, overwrite, resume_from, allow_change)
+        folder = run_sft(load_config(config, overrides or []), opening)
         typer.echo(f"policy: {folder / 'policy'}")
 
 
@@ -136,7 +157,10 @@ def report(
         from rlpipe.monitoring.report.history import read_history
         from rlpipe.monitoring.report.table import performance_table
 
-        typer.echo(performance_table(read_history(run_dir), skip, window))
+        history = read_history(run_dir)
+        typer.echo(performance_table(history, skip, window))
+        for note in history.notes:
+            typer.echo(note, err=True)
 
 
 @app.command("config")
@@ -278,7 +302,7 @@ def main() -> None:
     set_defaults()
     make_folder_importable()
     interrupts.install()
-    app()
+    app(_with_resume_name(sys.argv[1:]))
 
 
 @contextmanager
@@ -302,6 +326,22 @@ def one_sentence(debug: bool) -> Iterator[None]:
             raise  # Ray turns an exception that is raised within its callbacks into this one
         typer.echo(f"{interrupts.INTERRUPTED}{error if isinstance(error, KeyboardInterrupt) else ''}", err=True)
         raise typer.Exit(interrupts.INTERRUPTED_EXIT_CODE) from None
+
+
+def _opening(resume: bool, overwrite: bool, checkpoint: str | None, allow_changes: list[str] | None) -> "Opening":
+    from rlpipe.training.opening import Opening
+
+    resume = resume or checkpoint is not None
+    if resume and overwrite:
+        raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them")
+    if allow_changes and not resume:
+        raise ConfigError("--allow-change is about a run that is continued: give it with --resume")
+    return Opening(resume, overwrite, checkpoint, tuple(allow_changes or ()))
+
+
+def _with_resume_name(arguments: Sequence[str]) -> list[str]:
+    """`--resume` alone is a flag; `--resume=NAME` is `--resume-from=NAME`."""
+    return [re.sub(r"^--resume=", "--resume-from=", argument) for argument in arguments]
 
 
 def _finish(folder: Path) -> None:

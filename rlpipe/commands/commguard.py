@@ -16,6 +16,7 @@ def profile(
     tolerance_bytes: fall of driver memory in a later call up to which an operation is skipped. share: the policy's
         threshold. Raises ResourceError where no collective ran on a device.
     """
+    from rlpipe.training.opening import Opening
     from rlpipe.training.train import train
 
     settings = load_config(config, overrides)
@@ -35,7 +36,7 @@ def profile(
             f"actor.comm_guard.evidence={evidence_folder}",
         ],
     )
-    train(observed, overwrite=True)
+    train(observed, Opening(overwrite=True))
     evidence = read_evidence(evidence_folder)
     save_policy(policy_of(evidence, tolerance_bytes, Threshold(share=share)), output)
     return evidence_table(evidence, tolerance_bytes)

@@ -1,9 +1,10 @@
 """The Megatron-core actor: parallel layout, optimizer, memory."""
 
 import math
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
@@ -115,7 +116,7 @@ class RecomputeConfig(Section):
 class ActorConfig(Section):
     """The training side."""
 
-    processes: int = Field(1, ge=1)
+    processes: int = Field(1, ge=1, le=2**20)
     """Processes, one per GPU (or one per CPU process)."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -170,6 +171,16 @@ class ActorConfig(Section):
     def pack_multiple(self) -> int:
         """Tokens of a pack are a multiple of it: what the layout asks for, and the bucket."""
         return math.lcm(self.parallel.pack_multiple, self.pack_bucket_tokens)
+
+    @field_validator("frozen_parameters")
+    @classmethod
+    def _patterns_are_regular_expressions(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"{pattern[:80]!r} is not a regular expression: {error}") from None
+        return patterns
 
     @model_validator(mode="after")
     def _layout_fills_the_processes(self) -> Self:

@@ -2,12 +2,15 @@
 
 import re
 import string
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 _NAME = re.compile(r"\w[\w.+@=-]*")
 _MAX_NAME_BYTES = 128
+_LARGEST_WHOLE = 2**63 - 1
+_SMALLEST, _LARGEST = 1e-30, 1e30  # what is left of a number in float32, with room for products
+_LONGEST_SECONDS = 1e9
 
 
 def _checked_name(name: str) -> str:
@@ -54,7 +57,8 @@ Template = Annotated[str, AfterValidator(_checked_template)]
 class Section(BaseModel):
     """A frozen section. The docstring under a field is its help; a key that no field has is an error.
 
-    Types are strict: true is not 1, "1" is not 1, and no number is infinite or NaN.
+    Types are strict: true is not 1, "1" is not 1, no number is infinite or NaN, or too large or small to compute with,
+    and no text is blank.
     """
 
     model_config = ConfigDict(
@@ -65,3 +69,25 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
     )
+
+    @model_validator(mode="after")
+    def _values_can_be_used(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.default and (problem := _problem(name, value)):
+                raise ValueError(f"{name} {problem}")
+        return self
+
+
+def _problem(name: str, value: Any) -> str | None:
+    if isinstance(value, str):
+        return None if value.strip() else "is blank; give a text, or leave the key out"
+    if isinstance(value, list):
+        return "holds an empty text; remove it" if "" in value else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
+        return None
+    if name.endswith("_seconds") and value > _LONGEST_SECONDS:
+        return f"is {value:g} seconds, longer than anyone waits; give at most {_LONGEST_SECONDS:g}"
+    if isinstance(value, int):
+        return f"is {value}, more than {_LARGEST_WHOLE}" if abs(value) > _LARGEST_WHOLE else None
+    return None if _SMALLEST <= abs(value) <= _LARGEST else f"is {value:g}, which cannot be computed with in float32"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from rlpipe.config.base import Name, Section, Template, template_fields
 
@@ -80,7 +80,7 @@ class SamplingOverrides(Section):
     stop: list[str] | None = None
     """Strings that end a response, besides the end-of-sequence token."""
 
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[NonNegativeInt] | None = None
     """Token ids that end a response, besides the end-of-sequence token."""
 
 

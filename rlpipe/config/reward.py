@@ -53,7 +53,7 @@ class RewardConfig(Section):
     """Column of a prompt's row that names its grader: an entry of `graders`, or a registered one. A row without a
     value gets the grader of its data set."""
 
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=4096)
     """Grading processes."""
 
     timeout_seconds: float = Field(10.0, gt=0)

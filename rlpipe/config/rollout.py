@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from rlpipe.config.base import Section
 
@@ -22,7 +22,7 @@ class SamplingConfig(Section):
     stop: list[str] = Field(default_factory=list)
     """Strings that end a response, besides the end-of-sequence token."""
 
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the end-of-sequence token."""
 
     ignore_eos: bool = False
@@ -33,7 +33,7 @@ class SamplingConfig(Section):
 class EngineConfig(Section):
     """One SGLang engine."""
 
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(1, ge=1, le=2**20)
     """GPUs (or CPU processes) of one engine."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -81,16 +81,16 @@ class GenerateConfig(Section):
 class RolloutConfig(Section):
     """What is generated in an iteration, and by how many engines."""
 
-    prompts_per_iteration: int = Field(16, ge=1)
+    prompts_per_iteration: int = Field(16, ge=1, le=2**24)
     """Groups per iteration."""
 
-    samples_per_prompt: int = Field(8, ge=1)
+    samples_per_prompt: int = Field(8, ge=1, le=2**20)
     """Responses in a group."""
 
     max_response_tokens: int = Field(1024, ge=1)
     """Token limit of a response."""
 
-    engines: int = Field(1, ge=1)
+    engines: int = Field(1, ge=1, le=2**20)
     """SGLang engines; requests go to the one with the fewest tokens in flight."""
 
     sampling: SamplingConfig = SamplingConfig()

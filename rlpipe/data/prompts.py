@@ -3,7 +3,11 @@
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.row_checks import messages_problem
@@ -32,6 +36,15 @@ class PromptSet:
     rows_skipped: int
     special_text_rows: int = 0
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with any token or label, and with their order."""
+        digest = xxhash.xxh3_64()
+        for prompt in self.prompts:
+            digest.update(f"{prompt.prompt_id} {len(prompt.token_ids)} {prompt.label}\n".encode())
+            digest.update(np.asarray(prompt.token_ids, np.int64).tobytes())
+        return digest.hexdigest()
+
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of the model folder or hub model `path`. Raises ModelError when there is none."""
@@ -42,7 +55,9 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise ModelError(f"{path}: no tokenizer in this model folder; put one of {', '.join(_TOKENIZER_FILES)} there")
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer("a")  # some wrong settings are met only in use
+        return tokenizer
     except Exception as error:  # transformers and tokenizers raise many unrelated types for damaged files
         raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {_first_line(error)}") from None
 
@@ -104,9 +119,8 @@ def prompt_of_row(
 
 
 def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText) -> str:
-    prompt = row.values[dataset.prompt_column]
-    if not dataset.allow_special_tokens:
-        prompt = special.hidden(prompt, row.place)
+    hide = not dataset.allow_special_tokens
+    prompt = special.prepared(row.values[dataset.prompt_column], row.place, hide)
     if isinstance(prompt, str) and dataset.prompt_template:
         prompt = _fill(dataset.prompt_template, {"prompt": prompt}, row.place)
     if not dataset.apply_chat_template:
@@ -181,7 +195,7 @@ def fill_from_row(template: str, prompt: Prompt, special: SpecialText | None = N
     """`template` with the columns of the prompt's row; with `special`, their text of special tokens is hidden."""
     values = {"label": prompt.label, **prompt.metadata}
     if special is not None:
-        values = special.hidden(values, prompt.prompt_id)
+        values = special.prepared(values, prompt.prompt_id)
     return _fill(template, values, prompt.prompt_id)
 
 

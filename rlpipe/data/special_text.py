@@ -37,15 +37,17 @@ class SpecialText:
             return any(self.found_in(item) for item in value.values())
         return isinstance(value, list) and any(self.found_in(item) for item in value)
 
-    def hidden(self, value: Any, place: str) -> Any:
-        """`value` with stand-ins. Raises DataError, naming `place`, for text that holds a stand-in's mark itself."""
+    def prepared(self, value: Any, place: str, hide: bool = True) -> Any:
+        """`value` with stand-ins if `hide`. Raises DataError, naming `place`, for text that holds their mark itself."""
         if isinstance(value, str):
             if _MARK in value:
                 raise DataError(f"{place}: the text holds U+10FFFE, which is not a character; remove it")
-            return self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), value)
+            return (
+                self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), value) if hide else value
+            )
         if isinstance(value, Mapping):
-            return {key: self.hidden(item, place) for key, item in value.items()}
-        return [self.hidden(item, place) for item in value] if isinstance(value, list) else value
+            return {key: self.prepared(item, place, hide) for key, item in value.items()}
+        return [self.prepared(item, place, hide) for item in value] if isinstance(value, list) else value
 
     def shown(self, text: str) -> str:
         """The text that stand-ins stand for."""

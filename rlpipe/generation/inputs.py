@@ -13,6 +13,7 @@ from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.generation.generate_functions import GenerateFunction, generate_function
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder, pinned
+from rlpipe.model.trained_config import read_raw_config, tensor_files
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
@@ -128,3 +129,7 @@ def _check_model_folder(config: Config) -> None:
             raise ModelError(
                 f"{folder}: no {needed} in this model folder; set model.path to one in Hugging Face layout"
             )
+    tensor_files(folder)
+    generation = folder / "generation_config.json"  # SGLang reads it
+    if generation.exists():
+        read_raw_config(generation)

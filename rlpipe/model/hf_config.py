@@ -27,7 +27,7 @@ def load_model_shape(model: str | Path) -> ModelShape:
     path = find_config(model)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} holds {type(config).__name__}, expected a JSON object with a model's configuration")

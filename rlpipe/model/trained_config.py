@@ -161,6 +161,6 @@ def tensor_files(model_dir: Path) -> dict[str, Path]:
         try:
             with safe_open(path, "pt") as tensors:
                 files.update(dict.fromkeys(tensors.keys(), path))
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a readable safetensors file ({error}): download the model again") from None
     return files

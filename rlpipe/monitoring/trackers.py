@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rlpipe.config.root import Config
+from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import check_names
-from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, drop_rows_from
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.tracker import SampleRow, Tracker
 
 
@@ -14,8 +15,9 @@ class JsonLines:
 
     def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
         self._directory = directory
-        drop_rows_from(directory.metrics, first_iteration)
-        drop_rows_from(directory.samples, first_iteration)
+        self.notes = [
+            note for path in (directory.metrics, directory.samples) for note in drop_rows_from(path, first_iteration)
+        ]
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         append_json_line(self._directory.metrics, {"iteration": iteration, **metrics})
@@ -29,10 +31,11 @@ class JsonLines:
 
 
 class Trackers(AbstractContextManager["Trackers"]):
-    """All trackers of a run as one. A metric that is not in the dictionary is an error."""
+    """All trackers of a run as one. A metric that is not in the dictionary is an error. `notes` are for the user."""
 
-    def __init__(self, trackers: list[Tracker]) -> None:
+    def __init__(self, trackers: list[Tracker], notes: Sequence[str] = ()) -> None:
         self._trackers = trackers
+        self.notes = tuple(notes)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         check_names(metrics)
@@ -50,7 +53,8 @@ class Trackers(AbstractContextManager["Trackers"]):
 
 def open_trackers(config: Config, directory: RunDirectory, first_iteration: int) -> Trackers:
     """Trackers of `config`; rows of `first_iteration` and later that an earlier run left are removed."""
-    trackers: list[Tracker] = [JsonLines(directory, first_iteration)]
+    lines = JsonLines(directory, first_iteration)
+    trackers: list[Tracker] = [lines]
     if config.trackers.tensorboard:
         from rlpipe.monitoring.tensorboard import TensorBoard
 
@@ -59,4 +63,4 @@ def open_trackers(config: Config, directory: RunDirectory, first_iteration: int)
         from rlpipe.monitoring.wandb import WeightsAndBiases
 
         trackers.append(WeightsAndBiases(config, directory))
-    return Trackers(trackers)
+    return Trackers(trackers, lines.notes)

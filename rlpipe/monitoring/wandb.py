@@ -11,6 +11,7 @@ from rlpipe.config.root import Config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.tracker import SampleRow
+from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ class WeightsAndBiases:
     def __init__(self, config: Config, directory: RunDirectory) -> None:
         id_file = directory.path / "wandb_run_id"
         if not id_file.exists():
-            id_file.write_text(secrets.token_hex(4))
+            write_atomically(id_file, secrets.token_hex(4).encode())
         try:
             self._run = wandb.init(
                 project=config.trackers.wandb_project,

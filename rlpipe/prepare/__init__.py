@@ -10,6 +10,10 @@ from rlpipe.shared.errors import ConfigError
 def prepare(config: Config) -> list[Path]:
     """Returns the folders that were made; what exists is left as it is."""
     made = []
+    if config.prepare.policy and not Path(config.model.path).name:
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, where prepare.policy can make no folder; name a new one"
+        )
     if config.prepare.policy and not (Path(config.model.path) / "config.json").exists():
         from rlpipe.prepare.tiny_policy import make_tiny_policy
 

@@ -1,21 +1,28 @@
 """The folder of a checkpoint: its name, when it counts as complete, which ones are kept. Pure: imports no torch.
 
-A checkpoint is written under a hidden name. When every process has written its part, `state.json` with the size of
-every file is added and the folder gets its final name in one rename; so a folder with a final name is complete.
+A checkpoint is written under a hidden name. When every process has written its part, `state.json` with the size and
+the checksum of every file is added and the folder gets its final name in one rename; so a folder with a final name is
+complete. What is taken out of the list is renamed first, so that no half-removed folder has a final name either.
 """
 
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlpipe.shared.errors import CheckpointError
+import xxhash
+
+from rlpipe.shared.atomic_file import sync_folder, write_atomically
+from rlpipe.shared.errors import CheckpointError, DamagedCheckpointError
 
 _NAME = re.compile(r"iteration_(\d{8})")
+_UNFINISHED = re.compile(r"\.iteration_\d{8}\.partial")
 _STATE = "state.json"
 _FORMAT = 2
+_READ_BYTES = 8 * 2**20
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
@@ -41,42 +48,104 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def publish(partial: Path, final: Path, state: dict[str, Any], keep: int) -> None:
-    """Mark a fully written folder as complete, give it its name, and remove all but the `keep` newest ones."""
-    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
-    text = json.dumps({"format": _FORMAT, "files": sizes, **state}, indent=1)
-    with (partial / _STATE).open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def unfinished_checkpoints(directory: Path) -> list[Path]:
+    """Folders of saves that were interrupted."""
+    return sorted(path for path in directory.glob(".iteration_*.partial") if _UNFINISHED.fullmatch(path.name))
+
+
+def named_checkpoint(directory: Path, name: str) -> Path:
+    """The complete checkpoint `name`: the name of its folder, or its iteration. Raises CheckpointError."""
+    wanted = checkpoint_path(directory, int(name)).name if re.fullmatch(r"\d{1,8}", name) else name
+    known = complete_checkpoints(directory)
+    for path in known:
+        if path.name == wanted:
+            return path
+    there = ", ".join(path.name for path in known) or "none"
+    raise CheckpointError(f"{directory}: no complete checkpoint {name[:100]!r}; there are: {there}")
+
+
+def set_aside(path: Path, reason: str) -> Path:
+    """Take a checkpoint out of the list without removing it; returns its hidden name, which ends in `reason`."""
+    hidden = path.with_name(f".{path.name}.{reason}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    return path.rename(hidden)
+
+
+def file_checksum(path: Path) -> str:
+    """XXH3 (64 bits) of a file's content, as hexadecimal digits."""
+    digest = xxhash.xxh3_64()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def publish(
+    partial: Path, final: Path, state: dict[str, Any], keep: int, checksums: Mapping[str, str] | None = None
+) -> None:
+    """Mark a fully written folder as complete, give it its name, and remove all but the `keep` newest ones.
+
+    checksums: of files, by their path in the folder, that whoever wrote them knows already and has synchronized.
+    """
+    known = checksums or {}
+    files: dict[str, dict[str, int | str]] = {}
+    for path in sorted(file for file in partial.rglob("*") if file.is_file()):
+        name = str(path.relative_to(partial))
+        if name not in known:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        files[name] = {"bytes": path.stat().st_size, "xxh3": known.get(name) or file_checksum(path)}
+    content = {"format": _FORMAT, "files": files, **state}
+    text = json.dumps({**content, "xxh3": _content_checksum(content)}, indent=1)
+    write_atomically(partial / _STATE, text.encode())
     if final.exists():
-        shutil.rmtree(final)
+        _remove(final)
     partial.rename(final)
+    sync_folder(final.parent)
     for old in complete_checkpoints(final.parent)[:-keep]:
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The `state` given to `publish`, after checking that every file is there in full.
+    """The `state` given to `publish`, after checking that it is what was written and every file is there in full.
 
     Raises:
-        CheckpointError: no such checkpoint, an unfinished or damaged one, or one of another format.
+        DamagedCheckpointError: an unfinished or damaged one.
+        CheckpointError: no such checkpoint, or one of another format.
     """
     try:
-        state = json.loads((path / _STATE).read_text())
-        sizes, version = state["files"], state["format"]
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        own, files, version = state.pop("xxh3", None), state["files"], state["format"]
+        sizes = {name: file["bytes"] for name, file in files.items()} if version == _FORMAT else {}
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is not a complete checkpoint: {_STATE} is missing; give a folder named iteration_*"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / _STATE} is damaged ({error}): use another checkpoint") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path / _STATE} is damaged ({error}): use another checkpoint") from None
     if version != _FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {version}; this version of rlpipe reads {_FORMAT}")
+    if own != _content_checksum(state):
+        raise DamagedCheckpointError(f"{path / _STATE} is damaged (its checksum differs): use another checkpoint")
     for name, size in sizes.items():
         file = path / name
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             problem = "is missing" if found is None else f"has {found} bytes instead of {size}"
-            raise CheckpointError(f"checkpoint file {file} {problem}: use another checkpoint")
+            raise DamagedCheckpointError(f"checkpoint file {file} {problem}: use another checkpoint")
     return state
+
+
+def damaged_files(path: Path, state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of `names` whose content is not what was written."""
+    return [name for name in names if file_checksum(path / name) != state["files"][name]["xxh3"]]
+
+
+def _content_checksum(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(set_aside(path, "removed"))

@@ -47,6 +47,10 @@ class CheckpointError(RlpipeError):
     """A checkpoint is missing, incomplete, corrupt or belongs to another configuration."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is not what was written; an older one may be whole."""
+
+
 class WeightSyncError(RlpipeError):
     """The rollout engines did not receive the weights that were sent."""
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
 
 from rlpipe.batching import supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
@@ -29,6 +33,16 @@ class Examples:
     too_long: int
     rows_skipped: int
     special_text_rows: int = 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with any token or its mask, and with the order of sequences."""
+        digest = xxhash.xxh3_64()
+        for sequence in self.sequences:
+            digest.update(f"{sequence.sequence_id} {sequence.tokens}\n".encode())
+            digest.update(np.ascontiguousarray(sequence.token_ids).tobytes())
+            digest.update(np.ascontiguousarray(sequence.loss_mask).tobytes())
+        return digest.hexdigest()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -134,10 +148,10 @@ def _from_conversations(
         built.skipped += loaded.skipped
         for index, row in enumerate(loaded.rows):
             messages: Any = message_list(row.values[dataset.prompt_column], row.place)
-            if not dataset.allow_special_tokens:
-                built.special_rows += special.found_in(messages)
-                messages = special.hidden(messages, row.place)
+            hide = not dataset.allow_special_tokens
+            built.special_rows += hide and special.found_in(messages)
             try:
+                messages = special.prepared(messages, row.place, hide)
                 sequence = conversation_sequence(f"{dataset.name}/{index}", messages, tokenizer, special)
             except DataError as error:
                 if not config.data.skip_bad_rows:

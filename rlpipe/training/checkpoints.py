@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rlpipe.config.root import Config
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
-from rlpipe.shared.checkpoint_folder import latest_checkpoint
-from rlpipe.shared.errors import ActorLostError, CheckpointError, RlpipeError
+from rlpipe.shared.checkpoint_folder import latest_checkpoint, set_aside
+from rlpipe.shared.errors import ActorLostError, CheckpointError, DamagedCheckpointError, RlpipeError
 from rlpipe.shared.interrupts import finishing
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class RunState:
     epoch: int = 0
     position: int = 0
     pending: Sequence[int] = ()
+    data: str = ""
+    """Fingerprint of the training data that these positions belong to."""
 
     @property
     def first_row(self) -> int:
@@ -46,22 +48,23 @@ def has_checkpoint(config: Config) -> bool:
     return latest_checkpoint(RunDirectory.of(config).checkpoints) is not None
 
 
-def checkpoint_to_resume(directory: RunDirectory, resume: bool) -> Path | None:
-    """The newest complete checkpoint, or None without `resume`. Raises CheckpointError when there is none."""
-    if not resume:
-        return None
-    checkpoint = latest_checkpoint(directory.checkpoints)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{directory.checkpoints}: no complete checkpoint to resume from; start again with --overwrite, and set "
-            "checkpoint.interval_iterations to save some"
-        )
-    return checkpoint
+def load_newest(
+    actor: "ActorGroup",
+    directory: RunDirectory,
+    say: Callable[[str], None],
+    task: Callable[[str], AbstractContextManager[None]],
+) -> tuple[RunState, Path]:
+    """Load the newest checkpoint whose files are what was written; damaged ones are set aside, and that is said.
 
-
-def newest_checkpoint(directory: RunDirectory) -> Path | None:
-    """Where a run that was interrupted goes on; None where it begins anew."""
-    return checkpoint_to_resume(directory, resume=latest_checkpoint(directory.checkpoints) is not None)
+    task: tells what is being loaded. Raises CheckpointError when none is whole.
+    """
+    while (checkpoint := latest_checkpoint(directory.checkpoints)) is not None:
+        try:
+            with task(f"loading {checkpoint}"):
+                return RunState(**actor.load_checkpoint(checkpoint)), checkpoint
+        except DamagedCheckpointError as error:
+            say(f"warning: {error}; passed over, and kept as {set_aside(checkpoint, 'damaged')}")
+    raise CheckpointError(f"{directory.checkpoints}: no checkpoint is left to resume from; start with --overwrite")
 
 
 class Checkpoints:

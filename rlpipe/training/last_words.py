@@ -8,6 +8,7 @@ from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import RlpipeError
 from rlpipe.shared.interrupts import shielded
+from rlpipe.training.opening import has_begun
 
 
 @contextmanager
@@ -28,10 +29,13 @@ def explained_end(directory: RunDirectory) -> Iterator[None]:
 def last_words(directory: RunDirectory) -> Iterator[str]:
     """Continues a sentence, in two parts: the second one takes seconds, as it draws the report."""
     checkpoint = latest_checkpoint(directory.checkpoints)
-    if checkpoint is None:
-        yield f"; logs: {directory.logs}; no checkpoint is complete yet: start again with --overwrite"
+    logs = f"; logs: {directory.logs}" if any(directory.logs.glob("**/*")) else ""
+    if checkpoint is not None:
+        yield f"{logs}; last checkpoint: {checkpoint}; continue with --resume"
+    elif has_begun(directory):
+        yield f"{logs}; no checkpoint is complete yet: start again with --overwrite"
     else:
-        yield f"; logs: {directory.logs}; last checkpoint: {checkpoint}; continue with --resume"
+        yield f"{logs}; no iteration is complete yet: start again"
     yield _report(directory)
 
 
@@ -40,5 +44,5 @@ def _report(directory: RunDirectory) -> str:
         return ""
     try:
         return f"; report so far: {write_report(directory.path).page}"
-    except RlpipeError as error:
+    except (RlpipeError, OSError) as error:
         return f"; no report so far: {error}"

@@ -9,8 +9,9 @@ from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitReport, jit_metrics, refuse_alarms
 from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import reduce_over_ranks
-from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, drop_rows_from
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.training.efficiency import frozen_token_flops, rollout_rate_per_gpu, training_metrics
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.trace import write_trace
@@ -45,7 +46,8 @@ class Measurement:
         self._console = console
         self._saved_token_flops = frozen_token_flops(config)
         for path in (directory.ranks, directory.jit_events):
-            drop_rows_from(path, first_iteration)
+            for note in drop_rows_from(path, first_iteration):
+                console.say(note)
         usages, engines = self._take(first_iteration - 1)
         self._write_events(first_iteration - 1, [*(one.jit for one in usages), *(one.jit for one in engines)])
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from actor.group import ActorGroup
 from rewards.grading_pool import GradingPool, open_grading
@@ -15,16 +15,16 @@ from rlpipe.data.stream import StreamState
 from rlpipe.generation.inputs import Inputs, load_inputs
 from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
-from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.trackers import open_trackers
+from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.training.checkpoints import (
     Checkpoints,
     RunState,
     checkpoint_is_due,
-    checkpoint_to_resume,
-    newest_checkpoint,
+    load_newest,
 )
 from rlpipe.training.evaluation import Evaluation
 from rlpipe.training.iteration import IterationLog, IterationRecord
@@ -32,6 +32,7 @@ from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_sharing import MemorySharing
+from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.weight_sync import WeightSync
 from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
@@ -106,7 +107,7 @@ class Session:
 
     def _state(self, iteration: int) -> RunState:
         position, pending = self.rollouts.position()
-        return RunState(iteration, position.epoch, position.position, pending)
+        return RunState(iteration, position.epoch, position.position, pending, self.prompt_set.fingerprint)
 
     def close(self) -> None:
         """Finish what is still being written, and write the final policy where that is asked for."""
@@ -133,7 +134,7 @@ class Session:
 
 
 @contextmanager
-def open_run(config: Config, resume: bool = False, overwrite: bool = False) -> Iterator[Run]:
+def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
     """Prepare files, start Ray and graders. What can be wrong in the configuration, the data or the model folder is
     found before anything is started."""
     console = Console(config.run.iterations)
@@ -146,9 +147,8 @@ def open_run(config: Config, resume: bool = False, overwrite: bool = False) -> I
         console.say(f"made {made}")
     for note in inputs.notes:
         console.say(note)
-    directory = open_run_directory(config, resume, overwrite)
-    checkpoint_to_resume(directory, resume)
-    with explained_end(directory), CleanupStack() as stack:
+    opened = open_run_directory(config, opening, inputs.training.fingerprint, console.say)
+    with opened as directory, explained_end(directory), CleanupStack() as stack:
         bundles = stack.enter_context(open_cluster(config, clock, lambda: last_words(directory)))
         grading = stack.enter_context(open_grading(config.reward))
         yield Run(config, directory, console, inputs, grading, bundles, clock)
@@ -162,14 +162,17 @@ def open_session(run: Run) -> Iterator[Session]:
     that no engine keeps anything of an actor that was lost.
     """
     directory, console, clock = run.directory, run.console, run.clock
-    checkpoint = newest_checkpoint(directory)
+    checkpoint = latest_checkpoint(directory.checkpoints)
     config = _with_saved_reference(run.config, directory, checkpoint)
     with CleanupStack() as stack:
         stack.callback(run.restart_clock)
         logs = str(directory.logs.absolute())
         workers = stack.enter_context(open_workers(config, config.algorithm, run.bundles, logs, console, clock))
         pool, actor, memory_sharing = workers.pool, workers.actor, workers.memory_sharing
-        state = _load_or_warm_start(run.inputs, actor, checkpoint, directory, console, clock)
+        if checkpoint is None:
+            state = _warm_start(run.inputs, actor, directory, console, clock)
+        else:
+            state, checkpoint = load_newest(actor, directory, console.say, partial(clock.task, "policy"))
         checkpoints = Checkpoints(config, directory, actor, memory_sharing.during_save, console, state, checkpoint)
         workers.wait_for_engines(console, clock)
         with clock.task("weights", "sending weights to the engines"):
@@ -179,6 +182,9 @@ def open_session(run: Run) -> Iterator[Session]:
         memory_sharing.take_metrics()
 
         trackers = stack.enter_context(open_trackers(config, directory, state.first_row))
+        for note in trackers.notes:
+            console.say(note)
+        discard_replaced(directory)
         position = StreamState(state.epoch, state.position)
         rollouts = stack.enter_context(
             Rollouts(pool, run.grading, run.inputs, console, position, state.pending, weights.catch_up)
@@ -215,19 +221,10 @@ def _with_saved_reference(config: Config, directory: RunDirectory, checkpoint: P
     return config.model_copy(update={"model": model})
 
 
-def _load_or_warm_start(
-    inputs: Inputs,
-    actor: ActorGroup,
-    checkpoint: Path | None,
-    directory: RunDirectory,
-    console: Console,
-    clock: StartClock,
+def _warm_start(
+    inputs: Inputs, actor: ActorGroup, directory: RunDirectory, console: Console, clock: StartClock
 ) -> RunState:
     settings = inputs.config.warm_start
-    if checkpoint is not None:
-        with clock.task("policy", f"loading {checkpoint}"):
-            saved: dict[str, Any] = actor.load_checkpoint(checkpoint)
-        return RunState(**saved)
     if settings is not None:
         with clock.task("policy", f"warm start, up to {settings.steps} supervised steps"):
             result = warm_start(inputs, settings, actor, console)

@@ -16,9 +16,10 @@ from rlpipe.data.prompts import load_tokenizer
 from rlpipe.data.stream import StreamState
 from rlpipe.generation.inputs import with_pinned_models
 from rlpipe.monitoring.console import Console
-from rlpipe.monitoring.run_directory import RunDirectory, open_run_directory
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.prepare import prepare
+from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
 from rlpipe.supervised.examples import Examples, load_examples
@@ -28,12 +29,12 @@ from rlpipe.training.checkpoints import (
     Checkpoints,
     RunState,
     checkpoint_is_due,
-    checkpoint_to_resume,
-    newest_checkpoint,
+    load_newest,
 )
 from rlpipe.training.iteration import IterationLog, IterationRecord
 from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
+from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.placement import Placement, actor_placement, ray_cluster
 from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.warm_up import warm_up_actor
@@ -89,7 +90,8 @@ class SupervisedSession:
             self.checkpoints.save(self._state(iteration))
 
     def _state(self, iteration: int) -> RunState:
-        return RunState(iteration, self.stream.state.epoch, self.stream.state.position)
+        at = self.stream.state
+        return RunState(iteration, at.epoch, at.position, data=self.examples.fingerprint)
 
     def close(self) -> None:
         """Finish what is still being written, then write the policy in Hugging Face layout."""
@@ -105,9 +107,9 @@ class SupervisedSession:
         }
 
 
-def sft(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
+def sft(config: Config, opening: Opening = Opening()) -> Path:
     """Train on supervised sequences; the policy is written to `RUN/policy`. Returns the run's folder."""
-    with _open_run(config, resume, overwrite) as run:
+    with _open_run(config, opening) as run:
         for attempt in actor_attempts(config.fault, run.console):
             with attempt, _open_session(run) as session:
                 _iterate(session)
@@ -144,7 +146,7 @@ def _iterate(run: SupervisedSession) -> None:
 
 
 @contextmanager
-def _open_run(config: Config, resume: bool, overwrite: bool) -> Iterator[SupervisedRun]:
+def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
     settings = config.sft
     if settings is None:
         raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
@@ -156,9 +158,8 @@ def _open_run(config: Config, resume: bool, overwrite: bool) -> Iterator[Supervi
         examples = load_examples(config, settings, load_tokenizer(config.model.path))
     for note in examples.notes:
         console.say(note)
-    directory = open_run_directory(config, resume, overwrite)
-    checkpoint_to_resume(directory, resume)
-    with explained_end(directory), CleanupStack() as stack:
+    opened = open_run_directory(config, opening, examples.fingerprint, console.say)
+    with opened as directory, explained_end(directory), CleanupStack() as stack:
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config, lambda: last_words(directory)))
             bundles = stack.enter_context(actor_placement(config))
@@ -168,7 +169,7 @@ def _open_run(config: Config, resume: bool, overwrite: bool) -> Iterator[Supervi
 @contextmanager
 def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
     config, directory, console, examples = run.config, run.directory, run.console, run.examples
-    checkpoint = newest_checkpoint(directory)
+    checkpoint = latest_checkpoint(directory.checkpoints)
     with CleanupStack() as stack:
         with console.task("starting the actor"):
             actor = ActorGroup.start(config, run.bundles, str(directory.logs.absolute()))
@@ -177,8 +178,13 @@ def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
             console.say(note)
         with console.task("warming up kernels"):
             warm_up_actor(config, actor, _ALGORITHM)
-        state = RunState(**actor.load_checkpoint(checkpoint)) if checkpoint else RunState()
+        state = RunState()
+        if checkpoint is not None:
+            state, checkpoint = load_newest(actor, directory, console.say, console.task)
         trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
+        for note in trackers.notes:
+            console.say(note)
+        discard_replaced(directory)
         checkpoints = Checkpoints(config, directory, actor, nullcontext, console, state, checkpoint)
         session = SupervisedSession(
             config=config,

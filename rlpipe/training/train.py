@@ -7,13 +7,14 @@ import psutil
 from rewards.reward_metrics import graded_table
 from rlpipe.config.root import Config
 from rlpipe.training.actor_restarts import actor_attempts
+from rlpipe.training.opening import Opening
 from rlpipe.training.session import Session, open_run, open_session
 from rlpipe.training.summaries import fault_metrics, generation_metrics, rollout_metrics, start_metrics
 
 
-def train(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
+def train(config: Config, opening: Opening = Opening()) -> Path:
     """Run GRPO as configured. Returns the run's folder. Raises RlpipeError for what the user can fix."""
-    with open_run(config, resume, overwrite) as run:
+    with open_run(config, opening) as run:
         for attempt in actor_attempts(config.fault, run.console):
             with attempt, open_session(run) as session:
                 _iterate(session)

@@ -1,6 +1,6 @@
 """What the checkpoint tests run inside spawned workers; imports Megatron."""
 
-import shutil
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ import numpy as np
 import torch.distributed as dist
 from train_workers import split, streamed_states, trainer, weights, whole_batch
 
-from actor.background_writer import BackgroundWrite
 from actor.checkpoint import Checkpointer
 from actor.trainer import Trainer
 from rlpipe.config.actor import OptimizerConfig
@@ -36,7 +35,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path], fold
         "dense_hybrid": save_and_continue(paths["gdn"], folder / "h", 2, reference=True),
         "only_experts": save_and_continue(paths["moe"], folder / "i", 2, frozen_parameters=[NO_EXPERT]),
         "damaged": damaged_checkpoints(paths, folder / "f"),
-        "full_disk": failed_write(dense, folder / "g"),
+        "full_disk": full_disk(dense, folder / "g"),
     }
 
 
@@ -60,6 +59,7 @@ def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder:
         "only_experts_ep2_to_pp2": reshard(
             paths["moe"], folder / "l", {"expert": 2}, {"pipeline": 2}, frozen_parameters=[NO_EXPERT]
         ),
+        "one_damaged_file": one_damaged_file(rank, paths["dense"], folder / "m"),
         "dp2_to_tp2_sp": reshard(paths["dense"], folder / "c", {}, sharded),
         "tp2_to_pp2": reshard(paths["dense"], folder / "d", {"tensor": 2}, {"pipeline": 2}),
         "moe_ep2_to_dp2": reshard(paths["moe"], folder / "f", {"expert": 2}, {}),
@@ -159,25 +159,62 @@ def damaged_checkpoints(paths: dict[str, Path], folder: Path) -> dict[str, Any]:
     return result
 
 
-def failed_write(path: Path, folder: Path) -> dict[str, Any]:
-    """The folder of the checkpoint vanishes before the files are written."""
+def full_disk(path: Path, folder: Path) -> dict[str, Any]:
+    """Saves that the kernel stops, by a limit of file sizes, in each kind of file; then one without a limit."""
     saver = Checkpointer(trainer(path), keep=1)
-    original = BackgroundWrite.__init__
+    old = saver.save(folder, 1, {})
+    saver.finish()
+    before = {file.name: file.read_bytes() for file in old.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    errors, left = [], []
+    for limit in sorted({0, *(len(content) - 1 for content in before.values())}):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            saver.save(folder, 2, {})
+            saver.finish()
+            errors.append("saved")
+        except CheckpointError as raised:
+            errors.append(str(raised))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        left.append(sorted(file.name for file in folder.iterdir()))
+    whole = before == {file.name: file.read_bytes() for file in old.iterdir()}
+    saver.load(old)
+    new = saver.save(folder, 2, {"after": "space was freed"})
+    saver.finish()
+    return {
+        "errors": errors,
+        "left": left,
+        "old_is_whole": whole,
+        "loaded": saver.load(new),
+        "complete": [path.name for path in complete_checkpoints(folder)],
+    }
 
-    def without_folder(self: BackgroundWrite, *arguments: Any) -> None:
-        shutil.rmtree(partial_path(checkpoint_path(folder, 1)))
-        original(self, *arguments)
 
-    BackgroundWrite.__init__ = without_folder
-    try:
-        saver.save(folder, 1, {})
-        saver.finish()
-        error = "saved"
-    except CheckpointError as raised:
-        error = str(raised)
-    finally:
-        BackgroundWrite.__init__ = original
-    return {"error": error, "complete": complete_checkpoints(folder)}
+def one_damaged_file(rank: int, path: Path, folder: Path) -> dict[str, Any]:
+    """Every process raises for a file that only one of them looks at, and nothing was loaded."""
+    policy = trainer(path, 2, optimizer=SCHEDULE)
+    saver = Checkpointer(policy, keep=2)
+    final = saver.save(folder, 1, {})
+    saver.finish()
+    two_steps(policy)
+    before = weights(policy)
+    files = sorted(file for file in final.iterdir() if file.name != "state.json")
+    errors = []
+    for file in files:
+        dist.barrier()
+        good = file.read_bytes()
+        dist.barrier()
+        if rank == 0:
+            file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        dist.barrier()
+        errors.append((file.name, _error(saver, final)))
+        dist.barrier()
+        if rank == 0:
+            file.write_bytes(good)
+    dist.barrier()
+    untouched = all(np.array_equal(before[name], now) for name, now in weights(policy).items())
+    return {"errors": errors, "untouched": untouched, "afterwards": _error(saver, final)}
 
 
 def _reference_bits(policy: Trainer) -> list[bytes]:

@@ -88,7 +88,7 @@ def test_newest_checkpoints_are_kept_and_unfinished_ones_ignored(single):
         ("unfinished", "is not a complete checkpoint: state.json is missing"),
         ("cut", r"__0_\d.distcp has \d+ bytes instead of \d+: use another checkpoint"),
         ("file_gone", r"__0_\d.distcp is missing: use another checkpoint"),
-        ("overwritten", "cannot be read"),
+        ("overwritten", r"__0_\d.distcp is damaged \(the checksum differs\): use another checkpoint"),
         ("state", "state.json is damaged"),
         ("other_model", "holds a model with architecture .*the configured one has"),
         ("other_frozen", r"saved with frozen_parameters = \[\].* gives \['embed'\]: leave actor.frozen_parameters as"),
@@ -101,13 +101,27 @@ def test_damage_is_one_sentence(single, damage, sentence):
     assert "\n" not in message
 
 
-def test_a_failed_write_leaves_no_checkpoint_and_says_so(single):
-    assert "saving" in single["full_disk"]["error"] and "free space" in single["full_disk"]["error"]
-    assert single["full_disk"]["complete"] == []
+def test_a_full_disk_is_one_sentence_and_the_checkpoint_before_stays(single):
+    case = single["full_disk"]
+    assert len(case["errors"]) > 4
+    for error in case["errors"]:
+        assert re.match(r"saving .*iteration_00000002 failed with .* MB free there .*; older ones are whole", error)
+        assert "\n" not in error and len(error) < 700
+    assert case["left"] == [["iteration_00000001"]] * len(case["errors"])
+    assert case["old_is_whole"]
+    assert case["loaded"] == {"after": "space was freed"} and case["complete"] == ["iteration_00000002"]
 
 
-def test_no_flipped_bit_of_the_metadata_ends_in_anything_else(single):
-    """Some bits leave the file as good as it was, as one of a white space does."""
+def test_every_process_hears_of_a_damaged_file_before_anything_is_loaded(double):
+    for rank in double:
+        case = rank["one_damaged_file"]
+        assert len(case["errors"]) >= 4
+        for name, error in case["errors"]:
+            assert f"{name} is damaged (the checksum differs): use another checkpoint" in error
+        assert case["untouched"] and case["afterwards"] == "loaded"
+
+
+def test_no_flipped_bit_of_the_metadata_is_read(single):
     flipped = single["damaged"]["flipped"]
-    assert sum("cannot be read" in message for message in flipped) > len(flipped) / 2
-    assert all(message == "loaded" or ("cannot be read" in message and "\n" not in message) for message in flipped)
+    assert len(flipped) > 10
+    assert all("metadata.json is damaged (the checksum differs)" in message for message in flipped)

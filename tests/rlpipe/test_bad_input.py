@@ -1,6 +1,7 @@
 """Bad input ends with one clear sentence and exit code 2, without a traceback, before anything is started."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def _without_tokenizer(folder: Path) -> str:
     return str(target)
 
 
+def _model_with(folder: Path, name: str, text: str) -> str:
+    target = folder / f"with_{name}"
+    shutil.copytree(folder / "policy", target, dirs_exist_ok=True)
+    (target / name).write_text(text)
+    return str(target)
+
+
 _CASES = {
     "missing file": (lambda f: (f / "nowhere.yaml", []), "nowhere.yaml: no such file"),
     "malformed YAML": (lambda f: (_write(f, "bad.yaml", "run: {name: a\n"), []), "not valid YAML"),
@@ -76,6 +84,18 @@ _CASES = {
     "frozen parameters that are not there, in a dry run": (
         lambda f: (f / "good.yaml", ["actor.frozen_parameters=[vision]", "--dry-run"]),
         "actor.frozen_parameters has 'vision', which matches no parameter",
+    ),
+    "weights that are none": (
+        lambda f: (f / "good.yaml", [f"model.path={_model_with(f, 'model.safetensors', 'x')}"]),
+        "model.safetensors is not a readable safetensors file",
+    ),
+    "a damaged generation_config.json": (
+        lambda f: (f / "good.yaml", [f"model.path={_model_with(f, 'generation_config.json', '[')}"]),
+        "generation_config.json is not valid JSON",
+    ),
+    "a nested config.json": (
+        lambda f: (f / "good.yaml", [f"model.path={_model_with(f, 'config.json', '[' * 9999)}"]),
+        "config.json cannot be read as JSON",
     ),
     "evaluation on training rows": (
         lambda f: (f / "good.yaml", [f"eval.datasets=[{{name: e, path: {f / 'train.jsonl'}, rows: '0:3'}}]"]),

@@ -124,9 +124,11 @@ def test_text_of_special_tokens_stays_text_and_is_counted(tmp_path, tokenizer):
 
 def test_text_with_the_mark_of_a_stand_in_is_refused(tmp_path, tokenizer):
     path = tmp_path / "d.jsonl"
-    path.write_bytes(_row("a\U0010fffe\U000f0000"))
-    with pytest.raises(DataError, match=r"d.jsonl:1: the text holds U\+10FFFE"):
-        load_prompts([_dataset(path)], tokenizer, 500, False)
+    for text in ("a\U0010fffe\U000f0000", "\U0010fffe"):
+        path.write_bytes(_row(text))
+        for allowed in (False, True):
+            with pytest.raises(DataError, match=r"d.jsonl:1: the text holds U\+10FFFE"):
+                load_prompts([_dataset(path, allow_special_tokens=allowed)], tokenizer, 500, False)
 
 
 def test_a_folder_is_read_by_its_splits(tmp_path):
@@ -188,5 +190,13 @@ def test_a_broken_chat_template_is_one_sentence(tmp_path, template, error, expec
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path, text):
     byte_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelError, match="no tokenizer can be loaded"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_settings_of_a_tokenizer_that_fail_in_use_are_one_sentence(tmp_path):
+    byte_tokenizer().save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": "x"}))
     with pytest.raises(ModelError, match="no tokenizer can be loaded"):
         load_tokenizer(str(tmp_path))

@@ -1,9 +1,20 @@
 """The report of a run: figures and page from the rows that a run writes."""
 
-import pytest
+import json
+import math
+import tempfile
+from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from, read_json_lines
+from rlpipe.monitoring.metric_dictionary import METRICS
 from rlpipe.monitoring.report import write_report
-from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, drop_rows_from, read_json_lines
+from rlpipe.monitoring.report.history import read_history
+from rlpipe.monitoring.report.table import performance_table
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.phases import PHASES
 
@@ -53,4 +64,80 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 def test_rows_of_iterations_to_be_redone_are_dropped(tmp_path):
     directory = _run(tmp_path)
     drop_rows_from(directory.metrics, 2)
-    assert [row["iteration"] for row in read_json_lines(directory.metrics)] == [0, 1]
+    assert [row["iteration"] for row in read_json_lines(directory.metrics).rows] == [0, 1]
+
+
+_DAMAGE = {
+    "torn last row": '{"iteration": 3, "rollout/rew',
+    "no object": "[1]\n",
+    "no iteration": '{"rollout/reward_mean": 1}\n',
+    "an iteration that is text": '{"iteration": "3"}\n',
+    "an endless number": '{"iteration": ' + "9" * 5000 + "}\n",
+    "deep": "[" * 5000 + "\n",
+    "bytes": "\udcff\udc80\n",
+}
+
+
+@pytest.mark.parametrize("text", _DAMAGE.values(), ids=_DAMAGE)
+def test_a_damaged_line_is_left_out_and_counted(tmp_path, text):
+    directory = _run(tmp_path)
+    for path in (directory.metrics, directory.samples, directory.ranks):
+        with path.open("ab") as file:
+            file.write(text.encode("utf-8", errors="surrogateescape"))
+    page = write_report(tmp_path).page.read_text()
+    for path in (directory.metrics, directory.samples, directory.ranks):
+        assert f"{path.name}: 1 damaged line is left out" in page
+    assert [note.split(": ")[-1] for note in drop_rows_from(directory.metrics, 2)] == ["1 damaged line was removed"]
+    assert [row["iteration"] for row in read_json_lines(directory.metrics).rows] == [0, 1]
+    assert read_json_lines(directory.metrics).damaged == 0
+
+
+def test_numbers_that_are_none_are_left_out_and_named(tmp_path):
+    directory = _run(tmp_path)
+    strange = [math.nan, math.inf, -math.inf, 1e300, 10**400, "x", None, True, [1]]
+    for iteration, value in enumerate(strange, start=3):
+        row = {"iteration": iteration, "train/loss": value, "ranks/slowest": value, "time/step_seconds": value}
+        append_json_line(directory.metrics, {**row, "ranks/compute_mean_seconds": 1, "ranks/compute_max_seconds": 2})
+    page = write_report(tmp_path).page.read_text()
+    assert "train/loss is no finite number in iteration 3, 4, 5, 6, 7, ...; it is left out there." in page
+    assert performance_table(read_history(tmp_path))
+
+
+def test_halves_of_characters_and_dollars_are_shown(tmp_path):
+    folder = tmp_path / "a$b$"
+    folder.mkdir()
+    directory = _run(folder)
+    append_json_line(directory.metrics, {"iteration": 3, "eval/$x_$/accuracy": 0.5, "\ud800": 1.0})
+    append_json_line(directory.samples, {"iteration": 3, "prompt": "\ud800 half", "response": "$x_$"})
+    page = write_report(folder).page.read_text()
+    assert "? half" in page and "eval/$x_$/accuracy" in page
+    assert json.loads(directory.samples.read_text().splitlines()[-1])["prompt"] == "\ud800 half"
+
+
+_VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | st.just([]) | st.just({})
+_NAMES = st.sampled_from(sorted(METRICS)) | st.sampled_from(
+    ["iteration", "seconds", "name", "host", "kind", "compiled"]
+)
+_ROWS = st.lists(
+    st.dictionaries(_NAMES, _VALUES, max_size=6).flatmap(
+        lambda row: st.builds(lambda number: {**row, "iteration": number}, st.integers(0, 4) | _VALUES)
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.fixed_dictionaries({name: _ROWS for name in ("metrics", "samples", "ranks", "logs/jit")}))
+def test_no_rows_make_a_traceback(files):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "logs").mkdir()
+        (folder / "config.yaml").write_text("run: {name: x}\n")
+        for file, rows in files.items():
+            for row in rows:
+                append_json_line(folder / f"{file}.jsonl", row)
+        try:
+            write_report(folder)
+            performance_table(read_history(folder))
+        except DataError as error:
+            assert str(error)

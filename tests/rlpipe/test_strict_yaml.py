@@ -104,6 +104,15 @@ def test_no_text_makes_a_traceback(text):
         ('model.path="a\\0b"', "model.path: the text holds '\\x00', which is not a character"),
         ('model.path="\\ud800"', "model.path: the text holds '\\ud800', which is not a character"),
         ("seed=" + "[" * 3000, "nested more than 40 levels deep"),
+        ("model.path=' '", "model: path is blank; give a text"),
+        ("data.train.0.prompt_column=''", "prompt_column is blank"),
+        ("rollout.sampling.stop=['']", "stop holds an empty text"),
+        ("rollout.sampling.stop_token_ids=[-5]", "rollout.sampling.stop_token_ids.0: input should be greater than or"),
+        ("actor.optimizer.learning_rate=1e300", "learning_rate is 1e+300, which cannot be computed with in float32"),
+        ("rollout.sampling.temperature=1e-320", "temperature is 9.99989e-321, which cannot be computed with"),
+        ("deadlines.train_seconds=1e12", "train_seconds is 1e+12 seconds, longer than anyone waits"),
+        ("run.iterations=100000000000000000000", "iterations is 100000000000000000000, more than"),
+        ("actor.frozen_parameters=['[']", "actor.frozen_parameters: '[' is not a regular expression"),
         ("run.name=../../x", "run.name: the name is '../../x'; use letters"),
         ("run.name=.", "run.name: the name is '.'; use letters"),
         ("run.name=a/b", "run.name: the name is 'a/b'; use letters"),
@@ -130,6 +139,12 @@ def test_types_are_strict_and_names_are_names(tmp_path, override, expected):
         load_config(path, [override])
     assert expected in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_stop_string_may_be_white_space(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(dump_yaml(_MINIMAL))
+    assert load_config(path, ['rollout.sampling.stop=["\\n\\n", " "]']).rollout.sampling.stop == ["\n\n", " "]
 
 
 def test_references_that_multiply_end(tmp_path):

@@ -67,9 +67,9 @@ def _time(means: dict[str, float]) -> list[str]:
 
 def _ranks(history: History, means: dict[str, float]) -> list[str]:
     mean, most = means.get("ranks/compute_mean_seconds", 0.0), means.get("ranks/compute_max_seconds", 0.0)
-    if not mean or most / mean < 1 + _SLOW_RANK_SHARE:
-        return []
     slowest = Counter(int(row["ranks/slowest"]) for row in history.trained if "ranks/slowest" in row)
+    if not slowest or not mean or most / mean < 1 + _SLOW_RANK_SHARE:
+        return []
     rank, times = slowest.most_common(1)[0]
     name = f"actor-{rank}"
     hosts = sorted({row["host"] for row in history.ranks if row["name"] == name})

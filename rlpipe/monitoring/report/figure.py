@@ -42,10 +42,12 @@ def draw(history: History) -> Figure:
 
 def _draw_rewards(axes: Axes, history: History) -> None:
     iterations, means = history.series("rollout/reward_mean")
-    _, spreads = history.series("rollout/reward_std")
-    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-    axes.fill_between(iterations, low, high, color="#4477aa", alpha=0.15, label="± standard deviation")
+    both = [row for row in history.rows if "rollout/reward_mean" in row and "rollout/reward_std" in row]
+    low = [row["rollout/reward_mean"] - row["rollout/reward_std"] for row in both]
+    high = [row["rollout/reward_mean"] + row["rollout/reward_std"] for row in both]
+    axes.fill_between(
+        [row["iteration"] for row in both], low, high, color="#4477aa", alpha=0.15, label="± standard deviation"
+    )
     axes.plot(iterations, means, color="#4477aa", marker=".", label="mean")
     axes.set_title("reward of sampled responses")
     axes.legend(loc="lower right")
@@ -83,4 +85,5 @@ def _draw_phases(axes: Axes, history: History) -> None:
         bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
     axes.set_title("seconds of each phase")
     axes.set_ylabel("seconds")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    if axes.patches:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")

@@ -1,20 +1,28 @@
 """What a run's folder tells: metrics of each iteration, a few samples, the configuration."""
 
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpipe.monitoring.run_directory import RunDirectory, read_json_lines
+from rlpipe.monitoring.json_lines import read_json_lines
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import DataError
 
 Series = tuple[list[int], list[float]]
+_LAST_ITERATION = 10**9
+_LARGEST = 1e100  # sums and differences of such numbers stay finite
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class History:
     """Rows in order of iteration; row 0, where it exists, is the evaluation before training.
 
-    ranks: each training process in each iteration. jit_events: what compiled where.
+    All metrics are finite numbers. ranks: each training process in each iteration. jit_events: what compiled where.
+    notes: sentences about what is in the files and not here.
     """
 
     name: str
@@ -23,6 +31,7 @@ class History:
     config_yaml: str
     ranks: tuple[dict[str, Any], ...] = ()
     jit_events: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def series(self, metric: str) -> Series:
         """Iterations and values of a metric, where it was logged."""
@@ -45,17 +54,74 @@ class History:
 def read_history(folder: Path) -> History:
     """Raises DataError when `folder` holds no run, or one without a finished iteration."""
     directory = RunDirectory(folder)
-    if not directory.config.exists():
+    if not directory.config.is_file():
         raise DataError(f"{folder}: no run here (config.yaml is missing); give the folder of a run")
-    rows = read_json_lines(directory.metrics)
+    reader = _Reader()
+    rows = reader.rows(directory.metrics, lambda row: True)
+    rows = sorted((reader.finite(row) for row in rows), key=lambda row: row["iteration"])
     if not rows:
-        raise DataError(f"{folder}: the run has no finished iteration yet")
-    samples = read_json_lines(directory.samples)
+        raise DataError("; ".join([f"{folder}: the run has no finished iteration yet", *reader.notes()]))
     return History(
-        folder.name,
-        tuple(rows),
-        tuple(samples),
-        directory.config.read_text(),
-        tuple(read_json_lines(directory.ranks)),
-        tuple(read_json_lines(directory.jit_events)),
+        name=_printable(folder.resolve().name),
+        rows=tuple(rows),
+        samples=tuple(reader.rows(directory.samples, lambda row: True)),
+        config_yaml=directory.config.read_text(encoding="utf-8", errors="replace"),
+        ranks=tuple(reader.rows(directory.ranks, _is_rank)),
+        jit_events=tuple(reader.rows(directory.jit_events, _is_event)),
+        notes=tuple(reader.notes()),
     )
+
+
+class _Reader:
+    """Leaves out what is damaged, and remembers it."""
+
+    def __init__(self) -> None:
+        self._damaged: dict[str, int] = {}
+        self._not_finite: dict[str, list[int]] = defaultdict(list)
+
+    def rows(self, path: Path, is_whole: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
+        found = read_json_lines(path)
+        kept = [row for row in found.rows if _is_iteration(row.get("iteration")) and is_whole(row)]
+        if damaged := found.damaged + len(found.rows) - len(kept):
+            self._damaged[path.name] = damaged
+        return kept
+
+    def finite(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in row.items() if _is_finite(value)}
+        for name in row.keys() - kept.keys():
+            self._not_finite[name].append(row["iteration"])
+        return kept
+
+    def notes(self) -> Iterator[str]:
+        for name, count in self._damaged.items():
+            yield f"{name}: {count} damaged line{'s are' if count > 1 else ' is'} left out."
+        for name, iterations in sorted(self._not_finite.items()):
+            where = ", ".join(map(str, iterations[:_SHOWN])) + (", ..." if len(iterations) > _SHOWN else "")
+            yield f"{_printable(name)[:80]} is no finite number in iteration {where}; it is left out there."
+
+
+def _is_iteration(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LAST_ITERATION
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and not (isinstance(value, float) and math.isnan(value)) and abs(value) < _LARGEST
+
+
+def _is_rank(row: Mapping[str, Any]) -> bool:
+    seconds = row.get("seconds")
+    texts = all(isinstance(row.get(name), str) for name in ("name", "host"))
+    return texts and isinstance(seconds, dict) and all(map(_is_finite, seconds.values()))
+
+
+def _is_event(row: Mapping[str, Any]) -> bool:
+    if "seconds" not in row:
+        return True
+    texts = all(isinstance(row.get(name), str) for name in ("kind", "name"))
+    return texts and _is_finite(row["seconds"]) and isinstance(row.get("compiled"), bool)
+
+
+def _printable(text: str) -> str:
+    """With what is no character replaced: names of files and of metrics can hold halves of one."""
+    return text.encode("utf-8", errors="replace").decode()

@@ -1,12 +1,15 @@
 """Writing a run's report into its folder."""
 
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
+
+from matplotlib import rc_context
 
 from rlpipe.monitoring.report.figure import draw
 from rlpipe.monitoring.report.history import read_history
 from rlpipe.monitoring.report.page import render
+from rlpipe.shared.atomic_file import write_atomically
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,12 @@ class ReportFiles:
 def write_report(folder: Path) -> ReportFiles:
     """Write report.png and report.html of the run in `folder`. Raises DataError when there is nothing to show."""
     history = read_history(folder)
-    figure = draw(history)
     files = ReportFiles(folder / "report.png", folder / "report.html")
-    figure.savefig(files.picture, dpi=110)
-    svg = StringIO()
-    figure.savefig(svg, format="svg")
-    files.page.write_text(render(history, svg.getvalue()), encoding="utf-8")
+    picture, svg = BytesIO(), StringIO()
+    with rc_context({"text.parse_math": False}):  # a dollar sign in a name is one
+        figure = draw(history)
+        figure.savefig(picture, dpi=110)
+        figure.savefig(svg, format="svg")
+    write_atomically(files.picture, picture.getvalue())
+    write_atomically(files.page, render(history, svg.getvalue()).encode("utf-8", errors="replace"))
     return files

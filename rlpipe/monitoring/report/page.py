@@ -85,6 +85,7 @@ def _summary(history: History) -> str:
     for name in history.names("eval/", "/accuracy"):
         _, values = history.series(name)
         sentences.append(f"Held-out accuracy ({escape(name.split('/')[1])}): {values[0]:.1%} → {values[-1]:.1%}.")
+    sentences += [escape(note) for note in history.notes]
     return f"<p>{' '.join(sentences)}</p>"
 
 
@@ -106,21 +107,23 @@ def _curves(history: History, panel: Panel) -> list[Curve]:
     return [curve for curve in curves if curve.points and (panel.kind == "lines" or any(y for _, y in curve.points))]
 
 
-def _phase_shares(history: History) -> dict[str, float]:
-    whole = sum(row["time/step_seconds"] for row in history.trained)
+def _phase_seconds(history: History) -> dict[str, float]:
+    """Of all iterations together, phases that took any; a row without times counts as none."""
     seconds = {
-        phase: sum(row[f"time/{phase}_seconds"] for row in history.trained) for phase in (*PHASES, "unaccounted")
+        phase: sum(row.get(f"time/{phase}_seconds", 0.0) for row in history.trained)
+        for phase in (*PHASES, "unaccounted")
     }
-    return {phase: value / whole for phase, value in seconds.items() if value}
+    return {phase: value for phase, value in seconds.items() if value}
 
 
 def _phase_table(history: History) -> str:
     count = max(1, len(history.trained))
+    whole = sum(row.get("time/step_seconds", 0.0) for row in history.trained)
     rows = []
-    for phase, share in _phase_shares(history).items():
-        name = f"time/{phase}_seconds"
-        seconds = sum(row[name] for row in history.trained)
-        rows.append([phase, f"{seconds:.2f}", f"{seconds / count:.3f}", f"{share:.1%}", METRICS[name].meaning])
+    for phase, seconds in _phase_seconds(history).items():
+        share = f"{seconds / whole:.1%}" if whole else ""
+        meaning = METRICS[f"time/{phase}_seconds"].meaning
+        rows.append([phase, f"{seconds:.2f}", f"{seconds / count:.3f}", share, meaning])
     return _table(["phase", "seconds in all", "seconds an iteration", "share", "what it is"], rows)
 
 
