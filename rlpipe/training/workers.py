@@ -10,7 +10,7 @@ from actor.group import ActorGroup
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.monitoring.console import Console
-from rlpipe.monitoring.run_directory import append_json_line
+from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
 from rlpipe.training.placement import Placement, placements, ray_cluster

@@ -21,7 +21,7 @@ import typer
 
 from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
-from rlpipe.monitoring.run_directory import append_json_line
+from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.shared import interrupts
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.learner import Learner

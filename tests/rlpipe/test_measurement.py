@@ -11,7 +11,8 @@ from rlpipe.batching.sequences import supervised_sequence
 from rlpipe.config.load import load_config
 from rlpipe.jit_monitor import JitAlarm, JitEvent, JitReport, StepStall
 from rlpipe.monitoring.console import Console
-from rlpipe.monitoring.run_directory import RunDirectory, append_json_line, read_json_lines
+from rlpipe.monitoring.json_lines import append_json_line, read_json_lines
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import JitError
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.measurement import Measurement
@@ -63,7 +64,7 @@ def _finish(tmp_path, actor, settings=(), model=None, **jit):
     try:
         measurement.finish(record, packs)
     finally:
-        events, ranks = read_json_lines(directory.jit_events), read_json_lines(directory.ranks)
+        events, ranks = read_json_lines(directory.jit_events).rows, read_json_lines(directory.ranks).rows
     return record, events, ranks, directory
 
 
@@ -89,7 +90,7 @@ def test_an_alarm_is_a_warning_with_worker_and_kernel_and_a_line_on_file(tmp_pat
 def test_with_error_the_run_ends_and_the_line_is_on_file_all_the_same(tmp_path):
     with pytest.raises(JitError, match="actor-0: triton compiled k 1x in step 2"):
         _finish(tmp_path, _Actor([_EVENT]), after_warmup="error")
-    assert [row["name"] for row in read_json_lines(RunDirectory(tmp_path).jit_events)] == ["k"]
+    assert [row["name"] for row in read_json_lines(RunDirectory(tmp_path).jit_events).rows] == ["k"]
 
 
 def test_a_quiet_iteration_passes_with_error(tmp_path):

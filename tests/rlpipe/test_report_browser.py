@@ -6,10 +6,11 @@ import subprocess
 import matplotlib.image
 import pytest
 
+from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.monitoring.metric_dictionary import METRICS
 from rlpipe.monitoring.panels import GROUPS, name_pattern
 from rlpipe.monitoring.report import write_report
-from rlpipe.monitoring.run_directory import RunDirectory, append_json_line
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.phases import PHASES
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
