@@ -95,7 +95,7 @@ def test_with_error_the_run_ends_and_the_line_is_on_file_all_the_same(tmp_path):
 
 def test_a_quiet_iteration_passes_with_error(tmp_path):
     record, events, _, _ = _finish(tmp_path, _Actor([]), after_warmup="error")
-    assert events == []
+    assert events == ()
     assert record.metrics["perf/jit_alarms"] == 0
 
 
