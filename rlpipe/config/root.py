@@ -81,6 +81,17 @@ class Config(Section):
         return bool(self.rollout.sampling.stop) or any(overrides) or not self.rollout.generate.is_single_turn
 
     @model_validator(mode="after")
+    def _a_name_has_one_grader(self) -> Self:
+        trained = {dataset.name: dataset.reward for dataset in self.data.train}
+        for dataset in self.eval.datasets:
+            if trained.get(dataset.name, dataset.reward) != dataset.reward:
+                raise ValueError(
+                    f"eval.datasets and data.train have a set {dataset.name!r} each, with other graders (`reward`): "
+                    "rename one of them"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _colocated_engines_have_a_process_each(self) -> Self:
         engines, tensor_parallel = self.rollout.engines, self.rollout.engine.tensor_parallel
         if self.ray.colocate and engines * tensor_parallel > self.actor.processes:

@@ -50,7 +50,8 @@ def _acquire(path: Path, folder: Path) -> int:
         except OSError as error:
             os.close(descriptor)
             raise ResourceError(
-                f"{path}: the run's lock cannot be written: {error.strerror}; free space there"
+                f"{path}: the run's lock cannot be taken ({error.strerror}): free space there, or choose a "
+                "run.directory on a file system with locks"
             ) from None
         os.close(descriptor)  # the holder before removed the file after it was opened here
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -280,6 +281,27 @@ def test_every_free_key_exists():
     known = [name for name, _ in iter_fields(Config)]
     for section in FREE:
         assert any(name == section or name.startswith(f"{section}.") for name in known), section
+
+
+def test_a_kill_while_rows_are_dropped_or_written_loses_none(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from rlpipe.monitoring.json_lines import *\n"
+        "path = Path(sys.argv[1]); print('go', flush=True)\n"
+        "while True:\n"
+        "    append_json_line(path, {'iteration': 500, 'text': 'x' * 10_000}); drop_rows_from(path, 500)\n"
+    )
+    path = tmp_path / "metrics.jsonl"
+    rows = tuple({"iteration": number, "text": "x" * 500} for number in range(500))
+    for row in rows:
+        append_json_line(path, row)
+    for number in range(6):
+        process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"go\n"
+        time.sleep(0.02 + 0.013 * number)
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+        assert read_json_lines(path).rows[:500] == rows
 
 
 def test_a_full_disk_tears_no_row(tmp_path):

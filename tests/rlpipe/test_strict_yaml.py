@@ -128,6 +128,7 @@ def test_no_text_makes_a_traceback(text):
         ("sft={response_template: '{label.__class__}'}", "has {label.__class__}, but only names of columns"),
         ("data.train=[{name: a, path: b}, {name: a, path: c}]", "data.train: 2 data sets have the name 'a'"),
         ("eval.datasets=[{name: a, path: b}, {name: a, path: c}]", "eval.datasets: 2 data sets have the name 'a'"),
+        ("eval.datasets=[{name: t, path: b, reward: f1}]", "have a set 't' each, with other graders"),
         ("model.path=x${data.shuffle}", "${data.shuffle} is True, which cannot stand inside a text"),
         ("reward.options={a: '${rollout}', b: 010}", "has a leading zero"),
     ],
