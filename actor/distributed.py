@@ -1,6 +1,7 @@
 """Joins the processes of the actor: torch.distributed, Megatron's parallel groups, seeds, threads."""
 
 import random
+import socket
 from datetime import timedelta
 
 import numpy as np
@@ -13,9 +14,20 @@ from rlpipe.config.actor import ActorConfig
 
 
 def open_store(address: str, processes: int, timeout_seconds: float) -> dist.TCPStore:
-    """Rank 0's rendezvous on a port that the system chooses, so that no other process can take it in between."""
+    """Rank 0's rendezvous, on a port that the system chooses, so that no other process can take it in between.
+
+    It listens at `address` only; torch by itself would listen at every address of the machine.
+    """
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
     return dist.TCPStore(
-        address, 0, processes, is_master=True, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
+        address,
+        port,
+        processes,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 

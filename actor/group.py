@@ -19,6 +19,7 @@ from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import worker_caches
 from rlpipe.shared.errors import ActorError, ActorLostError
+from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
 from rlpipe.shared.weights import WeightBucket, WeightGroup
@@ -52,8 +53,8 @@ class ActorGroup:
     """Start it with `ActorGroup.start`; every method calls all processes at once, with a deadline.
 
     `notes` are sentences for the user about what the processes found; `start_seconds` has the parts of their start, of
-    each that of the slowest process; `endpoint` is address and port of process 0's
-    store, in which other processes may meet it, too.
+    each that of the slowest process; `endpoint` is where process 0's store is found, in which other processes may meet
+    it, too.
     """
 
     def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
@@ -66,7 +67,7 @@ class ActorGroup:
         self._answering = True
         self.notes: tuple[str, ...] = ()
         self.start_seconds: dict[str, float] = {}
-        self.endpoint = ("", 0)
+        self.endpoint = Endpoint("", 0)
         self.layout = ActorLayout.of(config.actor)
 
     @classmethod
@@ -101,7 +102,7 @@ class ActorGroup:
         seconds = self._config.deadlines.start_seconds
         self._find(seconds)
         (self.endpoint,) = self._gather([self._workers[0].run.remote("open_store")], seconds, "start")
-        notes = self._all("start", seconds, *self.endpoint)
+        notes = self._all("start", seconds, self.endpoint)
         self.notes = tuple(dict.fromkeys(note for one in notes for note in one))
         parts = self._all("take_start_seconds", seconds)
         self.start_seconds = {part: max(one[part] for one in parts) for part in parts[0]}

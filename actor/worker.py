@@ -43,6 +43,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
+from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
@@ -104,15 +105,14 @@ class ActorWorker:
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")
 
-    def open_store(self) -> tuple[str, int]:
-        """Rank 0: start the rendezvous; returns its address and port."""
+    def open_store(self) -> Endpoint:
+        """Rank 0: start the rendezvous; returns where other nodes find it."""
         import ray
 
-        address = ray.util.get_node_ip_address()
-        self._store = distributed.open_store(address, self._config.actor.processes, self._timeout_seconds)
-        return address, self._store.port
+        self._store = distributed.open_store(LOOPBACK, self._config.actor.processes, self._timeout_seconds)
+        return guarded(ray.util.get_node_ip_address(), self._store.port)
 
-    def start(self, address: str, port: int) -> tuple[str, ...]:
+    def start(self, rendezvous: Endpoint) -> tuple[str, ...]:
         """Check what kernels need, join the other processes, build the model, load its weights, make the optimizer.
 
         Returns sentences for the user.
@@ -121,7 +121,7 @@ class ActorWorker:
         check_flash_attention()
         begin = time.perf_counter()
         if self._store is None:
-            self._store = distributed.join_store(address, port, actor.processes, self._timeout_seconds)
+            self._store = distributed.join_store(*rendezvous.reach(), actor.processes, self._timeout_seconds)
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
         distributed.start_model_parallel(actor, self._config.seed)
         joined = time.perf_counter()

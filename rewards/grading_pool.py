@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from rewards.lane import RemoteLane
 from rlpipe.config.reward import GRADER_ENVIRONMENT, RewardConfig
 from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.sample import Reward
+from rlpipe.shared.secret_text import Secrets
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 3
@@ -49,9 +50,9 @@ class GradingPool:
 
     `timeout_seconds` is the time limit of one response, `score_on_failure` the score of a response that met it or
     whose grader failed, `memory_bytes` the address space of a worker, `environment` the names (or patterns with `*`) of
-    the environment variables that graders see. Starting does not block: the processes import
-    their libraries while the first responses are generated. Responses for the grader `remote` go to no process: up to
-    `remote_connections` of them are out at a time, each within the deadline of its service.
+    the environment variables that graders see; `secrets` never appear in a reason. Starting does not block: the
+    processes import their libraries while the first responses are generated. Responses for the grader `remote` go to no
+    process: up to `remote_connections` of them are out at a time, each within the deadline of its service.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class GradingPool:
         memory_bytes: int = 4 * 2**30,
         remote_connections: int = 64,
         environment: Sequence[str] = GRADER_ENVIRONMENT,
+        secrets: Secrets | None = None,
     ) -> None:
         self._lane: RemoteLane | None = None
         self._remote_connections = remote_connections
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._journal = _Journal(score_on_failure)
+        hidden = secrets or Secrets()
+        self._journal = _Journal(score_on_failure, hidden)
         self._owners = [
             _Owner(
                 number,
@@ -75,7 +78,7 @@ class GradingPool:
                 self._closing,
                 self._journal,
                 timeout_seconds,
-                lambda: WorkerProcess(memory_bytes, environment),
+                lambda: WorkerProcess(memory_bytes, environment, hidden),
             )
             for number in range(workers)
         ]
@@ -123,7 +126,7 @@ class GradingPool:
             return self._journal.error(sample_id, _REMOTE, "the pool was closed")
         error = asked.exception()
         if error is None:
-            return asked.result()
+            return self._journal.graded(asked.result())
         if isinstance(error, TimeoutError):
             return self._journal.timeout(sample_id, _REMOTE, "the service met the deadline")
         return self._journal.error(sample_id, _REMOTE, f"{type(error).__name__}: {error}")
@@ -158,13 +161,18 @@ class GradingPool:
 
 
 class _Journal:
-    """What failed, collected from all owners."""
+    """What failed, collected from all owners; what it says holds no secret."""
 
-    def __init__(self, score_on_failure: float) -> None:
+    def __init__(self, score_on_failure: float, secrets: Secrets) -> None:
         self._score_on_failure = score_on_failure
+        self._secrets = secrets
         self._lock = threading.Lock()
         self._timeouts: list[str] = []
         self._errors: list[str] = []
+
+    def graded(self, reward: Reward) -> Reward:
+        """The reward as it may be logged."""
+        return replace(reward, reason=self._secrets.hide(reward.reason))
 
     def timeout(self, sample_id: str, grader: str, reason: str) -> Reward:
         return self._failed(sample_id, grader, reason, self._timeouts)
@@ -180,6 +188,7 @@ class _Journal:
         return failures
 
     def _failed(self, sample_id: str, grader: str, reason: str, failures: list[str]) -> Reward:
+        reason = self._secrets.hide(reason)
         with self._lock:
             failures.append(sample_id)
         _LOG.warning("sample %s, grader %s: %s", sample_id, grader, reason)
@@ -280,7 +289,7 @@ class _Owner(threading.Thread):
     def _verdict(self, request: _Request, answer: Mapping[str, Any]) -> Reward:
         try:
             if "reward" in answer:
-                return reward_from_json(answer["reward"])
+                return self._journal.graded(reward_from_json(answer["reward"]))
         except ForgedAnswer:
             answer = {"error": "its answer has another form"}
         return self._journal.error(request.sample_id, request.grader, f"the grader failed: {answer.get('error')}")
@@ -302,6 +311,7 @@ def open_grading(settings: RewardConfig) -> GradingPool:
         score_on_failure=settings.score_on_failure,
         memory_bytes=settings.memory_bytes,
         remote_connections=settings.remote_connections,
+        secrets=Secrets(settings.model_dump(mode="json")),
         environment=[*settings.environment, *_token_variables(settings)],
     )
 

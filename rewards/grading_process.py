@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.grading_channel import OwnerChannel
+from rlpipe.shared.secret_text import Secrets
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _MARK = "RLPIPE_GRADING_PROCESS"
@@ -32,11 +33,12 @@ class WorkerProcess:
 
     It is a fresh interpreter and not a fork: the caller has threads and possibly a CUDA context. It sees only those of
     our environment variables that `variables` (names, or patterns with `*`) allow, and what it prints comes through a
-    pipe, of which the beginning is logged. `ask` belongs to one thread, which also calls `end`, once. `answered` counts
-    its answers, `strays` those that belonged to no request of the time.
+    pipe, of which the beginning is logged, without secrets. `ask` belongs to one thread, which also calls `end`, once.
+    `answered` counts its answers, `strays` those that belonged to no request of the time.
     """
 
-    def __init__(self, memory_bytes: int, variables: Sequence[str]) -> None:
+    def __init__(self, memory_bytes: int, variables: Sequence[str], secrets_to_hide: Secrets) -> None:
+        self._secrets = secrets_to_hide
         ours, theirs = socket.socketpair()
         self._mark = secrets.token_hex(16)
         with theirs:
@@ -104,7 +106,7 @@ class WorkerProcess:
     def printed(self) -> str:
         """The beginning of what it printed."""
         self._drain()
-        return self._printed[:_SHOWN_OUTPUT_BYTES].decode(errors="replace").strip()
+        return self._secrets.hide(self._printed[:_SHOWN_OUTPUT_BYTES].decode(errors="replace").strip())
 
     def _wait(self, seconds: float, events: int) -> None:
         """Wait for the channel; meanwhile keep the pipe of its output from filling up."""
@@ -124,7 +126,7 @@ class WorkerProcess:
                 return
             self._output_open = bool(more)
             if more and not self._printed:
-                text = more[:_SHOWN_OUTPUT_BYTES].decode(errors="replace").strip()
+                text = self._secrets.hide(more[:_SHOWN_OUTPUT_BYTES].decode(errors="replace").strip())
                 _LOG.warning("a grading process prints: %s", text)
             self._printed += more[: _SHOWN_OUTPUT_BYTES - len(self._printed)]
 

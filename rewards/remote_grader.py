@@ -53,7 +53,7 @@ def remote(
 
 def client(connections: int) -> httpx.AsyncClient:
     """An HTTP client for at most `connections` requests at a time. Time is limited by the deadline of `ask`."""
-    return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=connections))
+    return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=connections))  # nosec B113
 
 
 async def ask(

@@ -16,6 +16,7 @@ from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.shared import interrupts
 from rlpipe.shared.errors import EXIT_CODE, ConfigError, RlpipeError
+from rlpipe.shared.secret_text import Secrets, hide_in_tracebacks
 
 if TYPE_CHECKING:
     from rlpipe.training.opening import Opening
@@ -299,6 +300,7 @@ def show_policy(
 
 def main() -> None:
     """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
+    hide_in_tracebacks()
     set_defaults()
     make_folder_importable()
     interrupts.install()
@@ -313,7 +315,7 @@ def one_sentence(debug: bool) -> Iterator[None]:
     except RlpipeError as error:
         if debug:
             raise
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {Secrets().hide(str(error))}", err=True)
         raise typer.Exit(EXIT_CODE) from None
     except OSError as error:
         if debug or error.errno not in _FIXES:

@@ -18,6 +18,7 @@ import psutil
 from rlpipe.model.hub import model_folder
 from rlpipe.shared.errors import EngineFailure, RolloutError, WeightSyncError
 from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.sample import Status
 from rlpipe.shared.weights import WeightBucket, WeightGroup
@@ -210,9 +211,10 @@ class Engine:
         """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
         from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
 
+        address, port = Endpoint(group.address, group.port, group.key).reach()
         request = InitWeightsUpdateGroupReqInput(
-            master_address=group.address,
-            master_port=group.port,
+            master_address=address,
+            master_port=port,
             rank_offset=rank,
             world_size=group.world_size,
             group_name=group.name,

@@ -24,13 +24,14 @@ install_torch() {
   if python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch_version')" 2>/dev/null; then
     return
   fi
-  local constraint=(--constraint requirements/cpu.txt)
-  if [ -n "${RLPIPE_TORCH_INDEX_URL:-}" ] &&
-    "${install[@]}" "${constraint[@]}" --extra-index-url "$RLPIPE_TORCH_INDEX_URL" "torch==$torch_version+cpu"; then
+  # The CPU build lies in an index of its own or beside the machine's wheels; pip compares it with the hash that its index
+  # publishes, if that does. What it depends on is in requirements/cpu.txt.
+  if "${install[@]}" --no-deps ${RLPIPE_TORCH_INDEX_URL:+--extra-index-url "$RLPIPE_TORCH_INDEX_URL"} \
+    "torch==$torch_version+cpu" 2>/dev/null; then
     return
   fi
   # Some indexes offer only the CUDA build: it works on a CPU too, with the CUDA packages that its metadata names.
-  "${install[@]}" "${constraint[@]}" "torch==$torch_version"
+  "${install[@]}" --no-deps --require-hashes -r requirements/hashes/cpu_torch.txt
 }
 
 lists=(requirements/cpu.txt)
@@ -44,11 +45,12 @@ install=(pip install -q --disable-pip-version-check)
 
 for list in "${lists[@]}"; do
   stamp=".venv/.installed-$(basename "$list")"
-  want=$(cat "$list" pyproject.toml | sha256sum)
+  hashes="requirements/hashes/$(basename "$list")"
+  want=$(cat "$list" "$hashes" pyproject.toml | sha256sum)
   [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && continue
   echo "setup: installing $list into .venv" >&2
   [ "$list" = requirements/cpu.txt ] && install_torch
-  "${install[@]}" --no-deps -r "$list"
+  "${install[@]}" --no-deps --require-hashes -r "$hashes"
   [ "$list" = requirements/cpu.txt ] && "${install[@]}" --no-deps --no-build-isolation -e .
   echo "$want" >"$stamp"
 done

@@ -16,6 +16,7 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
+bandit --quiet -ll --configfile pyproject.toml --recursive rlpipe actor rollout rewards # docs/security.md
 shellcheck scripts/*.sh scripts/slurm.sbatch .ci/run
 yamllint --strict .
 hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu

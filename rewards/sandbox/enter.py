@@ -115,7 +115,7 @@ def _build_root(visible: list[str], work_bytes: int) -> None:
         _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | kept)
         os.close(descriptor)
     os.makedirs(f"{_NEW_ROOT}/tmp", exist_ok=True)  # it is there if a folder below it is visible
-    os.chmod(f"{_NEW_ROOT}/tmp", 0o1777)
+    os.chmod(f"{_NEW_ROOT}/tmp", 0o1777)  # nosec B103
     os.chdir(_NEW_ROOT)
     pivot_root = _architecture()["pivot_root"]
     _check(_LIBC.syscall(pivot_root, b".", b"."), "pivot_root")

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from rlpipe.config.root import Config
 from rlpipe.config.strict_yaml import StrictYamlError, load_yaml, unusable_values
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.secret_text import secret_values
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_REFERENCE_DEPTH = 10
@@ -124,6 +125,11 @@ def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
         value = load_yaml(text)
     except StrictYamlError as error:
         raise ConfigError(f"override {_short(override)}: {error}; quote the value if it is text") from None
+    if any(secret_values(value, parts[-1])):
+        raise ConfigError(
+            f"override of {'.'.join(parts)}: it holds a secret, which everybody on this machine could read in the list "
+            "of processes; write it into a file of yours that names this one as its `base`"
+        )
     below: Any = tree
     for depth, part in enumerate(parts):
         if isinstance(below, list) and not (part.isdecimal() and len(part) < 10 and int(part) < len(below)):

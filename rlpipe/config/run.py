@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from rlpipe.config.base import Name, Section
+from rlpipe.shared.secret_text import is_secret_key, secret_values
 
 
 class WeightSyncConfig(Section):
@@ -87,7 +88,15 @@ class RayConfig(Section):
     """Wait until N nodes have joined the cluster, within `deadlines.start_seconds`."""
 
     environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the workers on all nodes. Never secrets: the configuration is saved and logged."""
+    """Environment variables of the workers on all nodes. Secrets are refused: Ray logs these variables."""
+
+    @field_validator("environment")
+    @classmethod
+    def _holds_no_secret(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if is_secret_key(name) or any(secret_values(value[name])):
+                raise ValueError(f"{name} is a secret, and Ray logs these variables: export it where the nodes start")
+        return value
 
     def shares_memory(self, gpus: bool) -> bool:
         """Whether engines and actor sleep while the others work. gpus: they run on GPUs."""

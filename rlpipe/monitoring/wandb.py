@@ -14,6 +14,9 @@ from rlpipe.monitoring.tracker import SampleRow
 from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.errors import ConfigError
 
+# Without what it collects by itself: the command line, the address of the git repository, what the run prints.
+_SETTINGS = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
+
 
 class WeightsAndBiases:
     """One run; its id is kept in the run folder, so a resumed run continues the same curves."""
@@ -31,7 +34,7 @@ class WeightsAndBiases:
                 mode="online" if config.trackers.wandb == "online" else "offline",
                 dir=str(directory.path),
                 config=yaml.safe_load(resolved_yaml(config)),
-                settings=wandb.Settings(silent=True),
+                settings=_SETTINGS,
             )
         except (wandb.Error, OSError) as error:
             raise ConfigError(

@@ -51,15 +51,14 @@ def register_worker(name: str) -> WorkerAddress:
 
 
 def use_interface_of_node() -> None:
-    """In a cluster of several nodes, point Gloo and NCCL at the interface of Ray's address, unless the user chose one.
+    """Point Gloo and NCCL at the interface of this node's address in Ray, unless the user chose one.
 
-    Gloo otherwise takes what the host's name resolves to, which on many hosts is the loopback.
+    In a local cluster that is the loopback, which elsewhere Gloo would take, too, where the host's name resolves to
+    it.
     """
     import psutil
     import ray
 
-    if sum(node["Alive"] for node in ray.nodes()) < 2:
-        return
     own = ray.util.get_node_ip_address()
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == own for address in addresses):

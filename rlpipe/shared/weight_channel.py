@@ -81,7 +81,7 @@ class Reader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.buffers: tuple[SharedBuffer, ...] = pickle.loads(connection.recv_bytes())
+        self.buffers: tuple[SharedBuffer, ...] = pickle.loads(connection.recv_bytes())  # nosec B301
 
     def wait_full(self) -> None:
         """Wait until the next buffer of the rotation is full. Raises WeightSyncError when the writer is gone."""

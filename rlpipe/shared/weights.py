@@ -6,7 +6,7 @@ buckets are sent in order, each engine receives them in order, and the version i
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class WeightGroup:
         meaning and the addresses are those at which the actor's processes listen, one for each tensor-parallel rank of
         the engine, separated by commas (rlpipe.shared.weight_channel).
     world_size: processes of the group, senders included.
+    key: of the gate before the store, if it has one (rlpipe.shared.guarded_port).
     """
 
     name: str
@@ -39,6 +40,7 @@ class WeightGroup:
     port: int
     world_size: int
     backend: str
+    key: bytes = field(default=b"", repr=False)
 
     @property
     def senders(self) -> int:

@@ -3,6 +3,8 @@
 import functools
 import logging
 import math
+import os
+import secrets
 import signal
 import socket
 import threading
@@ -25,6 +27,7 @@ _CONNECT_SECONDS = 10.0
 _NODES_POLL_SECONDS = 0.5
 _INIT_GRACE_SECONDS = 20.0
 _OBITUARIES = ("Raylet is terminated", "has been marked dead", "A worker died or was killed")
+_AUTH_MODE = "RAY_AUTH_MODE"
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,43 @@ def _start_ray(config: Config, known: Collection[int]) -> None:
     attempts = Retrying(
         retry=retry_if_exception(_is_slow_start), stop=stop_after_delay(config.deadlines.start_seconds), reraise=True
     )
-    attempts(
-        _init_ray,
-        config,
-        known,
-        num_cpus=config.ray.cpus or _workers(config) + 1,
-        object_store_memory=config.ray.object_store_bytes,
-        include_dashboard=False,
-        _system_config=_patience(config.deadlines.start_seconds),
-    )
+    with _on_loopback():
+        attempts(
+            _init_ray,
+            config,
+            known,
+            num_cpus=config.ray.cpus or _workers(config) + 1,
+            object_store_memory=config.ray.object_store_bytes,
+            include_dashboard=False,
+            _system_config=_patience(config.deadlines.start_seconds),
+        )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """All processes of a cluster that starts in the block listen at the loopback, and answer only who has its token.
+
+    It is how Ray starts on systems with a firewall that asks; on Linux there is no other switch for it.
+    """
+    from ray._private import ray_constants
+
+    if _AUTH_MODE not in os.environ:
+        os.environ[_AUTH_MODE] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _read_auth_mode()
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _read_auth_mode() -> None:
+    """Ray reads it when it is imported, which may have been earlier."""
+    from ray import _raylet
+
+    vars(_raylet)["Config"].initialize("")
 
 
 def _patience(start_seconds: float) -> dict[str, int]:

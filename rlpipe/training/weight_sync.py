@@ -119,10 +119,10 @@ class WeightSync:
         return groups
 
     def _broadcast_group(self, engines: int) -> list[WeightGroup | None]:
-        address, port = self._actor.endpoint
+        store = self._actor.endpoint
         backend = "nccl" if cluster_gpus() else "gloo"
         processes = 1 + engines * self._config.rollout.engine.tensor_parallel
-        return [WeightGroup(_new_name(), address, port, processes, backend)]
+        return [WeightGroup(_new_name(), store.address, store.port, processes, backend, store.key)]
 
 
 def _is_incomplete(engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str) -> bool:

@@ -145,8 +145,8 @@ def test_graders_see_only_the_allowed_environment(monkeypatch: pytest.MonkeyPatc
     )
     with open_grading(allowed) as pool:
         seen = _grade(pool, "environment").reason
-    assert "strict" in seen and "hidden-three" in seen  # the part of a `weighted` grader asks its service there
-    assert "hidden-one" not in seen and "hidden-two" not in seen
+    assert "strict" in seen and "SERVICE_TOKEN" in seen  # the part of a `weighted` grader asks its service there
+    assert "hidden-" not in seen and "WANDB_API_KEY" not in seen
 
 
 def _is_a_grader(process: psutil.Process) -> bool:

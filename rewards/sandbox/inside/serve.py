@@ -60,7 +60,7 @@ def run_main() -> None:
         delattr(module, name)
     with open("main.py", encoding="utf-8", errors="replace") as file:
         source = file.read()
-    exec(compile(source, "main.py", "exec", dont_inherit=True), module.__dict__)
+    exec(compile(source, "main.py", "exec", dont_inherit=True), module.__dict__)  # nosec B102
 
 
 def _place(value: Any) -> list[str]:

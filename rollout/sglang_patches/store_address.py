@@ -1,0 +1,22 @@
+"""SGLang's ranks meet in a store of torch, which listens at every address of the machine although all ask at one."""
+
+import importlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+
+def install() -> None:
+    """Call it in a scheduler's process: a store that it opens listens at the address under which others look for it."""
+    # Not by an import statement: torch.distributed has a function of that name.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous.TCPStore = _listening_at_its_name(rendezvous.TCPStore)
+
+
+def _listening_at_its_name(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_store(*, host_name: str, port: int, is_master: bool = False, **others: Any) -> Any:
+        if is_master:
+            others["master_listen_fd"] = socket.create_server((host_name, port)).detach()
+        return make(host_name=host_name, port=port, is_master=is_master, **others)
+
+    return make_store
