@@ -16,6 +16,7 @@ from typing import Any
 
 from rewards.grader_registry import call
 from rewards.grading_channel import WorkerChannel, reward_to_json
+from rewards.sandbox.inside.confine import forbid_signals
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR_CHARACTERS = 500
@@ -26,6 +27,8 @@ def main(descriptor: int, memory_bytes: int) -> None:
     """Serve until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    if sys.platform == "linux":
+        forbid_signals(os.getppid(), os.getpgid(os.getppid()))  # the run's own process
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Its import takes a second: paid here, in the background, and not within a response's time limit.

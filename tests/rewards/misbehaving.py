@@ -166,6 +166,26 @@ def fork_bomb(response: str, label: str) -> float:
     return 1.0
 
 
+def kill_the_run(response: str, label: str) -> Reward:
+    """`response`: how."""
+    parent = os.getppid()
+    if response == "child":
+        if child := os.fork():
+            os.waitpid(child, 0)
+        else:
+            try:
+                os.kill(int(label), signal.SIGKILL)
+            finally:
+                os._exit(0)
+    elif response == "group":
+        os.killpg(os.getpgid(parent), signal.SIGKILL)
+    elif response == "handle":
+        signal.pidfd_send_signal(os.pidfd_open(parent), signal.SIGKILL)
+    else:
+        os.kill(parent, signal.SIGSTOP)
+    return Reward(1.0, None, "")
+
+
 class Bomb:
     """Runs a command where it is unpickled."""
 

@@ -1,6 +1,8 @@
 """Graders that attack the pool they run in: each costs at most its own sample, within the limit, and is counted."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +117,22 @@ def test_processes_that_leave_the_session_end_with_the_grader(pool: GradingPool)
     pool.close()
     left = [process for process in psutil.process_iter() if process.pid not in before]
     assert [process.pid for process in left if _is_a_grader(process)] == []
+
+
+def test_a_grader_cannot_end_or_stop_the_run(tmp_path: Path) -> None:
+    """In a process of its own, because a failure would end pytest."""
+    program = (
+        "import os; from rewards.grading_pool import GradingPool\n"
+        "with GradingPool(timeout_seconds=5.0) as pool:\n"
+        "    ways = ['child', 'group', 'handle', 'stop']\n"
+        "    answers = [pool.submit(w, 'misbehaving:kill_the_run', w, str(os.getpid())).result() for w in ways]\n"
+        "    print(*(answer.score for answer in answers), pool.submit('s', 'misbehaving:echo', '', '7').result().score)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, process_group=0
+    )
+    assert run.stdout.split() == ["1.0", "0.0", "0.0", "0.0", "7.0"], run.stderr
 
 
 def test_an_answer_runs_no_code_where_it_is_read(pool: GradingPool, tmp_path: Path) -> None:

@@ -4,18 +4,37 @@ import ctypes
 import os
 import struct
 
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 4, 22, 2
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 4, 22, 38, 2
 _EXECVE = {"x86_64": (59, 322), "aarch64": (221, 281)}  # execve, execveat; enter.py has refused other architectures
-_LOAD_NUMBER, _EQUAL, _ANSWER = 0x20, 0x15, 0x06
+# kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open: each names a process first.
+_SIGNALS = {"x86_64": (62, 234, 129, 297, 434), "aarch64": (129, 131, 138, 240, 434)}
+_LOAD, _EQUAL, _ANSWER = 0x20, 0x15, 0x06
+_NUMBER, _FIRST_ARGUMENT = 0, 16
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
 
 
 def forbid_execve() -> None:
     """No other program, with other flags, takes the place of this one or starts beside it."""
-    rules = [(_LOAD_NUMBER, 0, 0, 0)]
+    rules = [(_LOAD, 0, 0, _NUMBER)]
     for number in _EXECVE[os.uname().machine]:
         rules += [(_EQUAL, 0, 1, number), (_ANSWER, 0, 0, _REFUSE)]
-    rules += [(_ANSWER, 0, 0, _ALLOW)]
+    _install([*rules, (_ANSWER, 0, 0, _ALLOW)])
+
+
+def forbid_signals(process: int, group: int) -> None:
+    """To one process and its group; where the system calls of this machine are known."""
+    rules = [(_LOAD, 0, 0, _NUMBER)]
+    numbers = _SIGNALS.get(os.uname().machine, ())
+    for left, number in zip(range(len(numbers), 0, -1), numbers, strict=True):
+        rules += [(_EQUAL, left, 0, number)]
+    rules += [(_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    for named in (process, -group):
+        rules += [(_EQUAL, 0, 1, named % 2**32), (_ANSWER, 0, 0, _REFUSE)]
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _install([*rules, (_ANSWER, 0, 0, _ALLOW)])
+
+
+def _install(rules: list[tuple[int, int, int, int]]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
     program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0)
