@@ -53,7 +53,6 @@ def _iterate(run: Session) -> None:
                 step.add(report.metrics)
                 usage = run.pool.take_usage()
                 step.add(generation_metrics(batch, usage))
-                step.add(fault_metrics(run.pool.take_fault_counts()))
                 if iteration == run.start.iteration + 1:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())
@@ -70,5 +69,6 @@ def _iterate(run: Session) -> None:
             step.split("checkpoint", run.memory_sharing.take_seconds(), rest="checkpoint")
             with step.phase("tracking"):
                 step.add(run.memory_sharing.take_metrics())
+                step.add(fault_metrics(run.pool.take_fault_counts()))
                 run.measurement.finish(step, packs)
     run.close()
