@@ -1,9 +1,11 @@
 """Whole runs whose engines are killed, stopped and ended in every phase: nothing is lost, doubled or left behind."""
 
+from functools import cache
+
 import pytest
 
 from tests.chaos.chaos_schedule import PHASES, ROLLOUT, Strike, drawn_schedule
-from tests.chaos.chaos_support import assert_healed, disturbed_run
+from tests.chaos.chaos_support import DisturbedRun, assert_healed, disturbed_run
 from tests.rlpipe.run_support import UNTRACKED
 
 ITERATIONS = 6
@@ -17,8 +19,14 @@ LAYOUTS = {"one engine": ONE, "two engines": TWO, "an engine of two processes": 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same run without a strike, by its settings; which engines there are and where changes nothing."""
-    return disturbed_run(tmp_path_factory.mktemp("undisturbed"), [], *LONGER)
+    """By layout the same run without a strike. How many engines there are and where changes nothing; an engine of two
+    processes rounds otherwise than one of one."""
+
+    @cache
+    def run(settings: tuple[str, ...]) -> DisturbedRun:
+        return disturbed_run(tmp_path_factory.mktemp("undisturbed"), [], *LONGER, *settings)
+
+    return lambda layout: run(WIDE if LAYOUTS[layout] == WIDE else ONE)
 
 
 @pytest.mark.slow
@@ -28,7 +36,7 @@ def test_a_drawn_schedule_leaves_the_bits_as_they_are(undisturbed, tmp_path, lay
     phases = (*PHASES, "sleep", "wake") if layout == "shared memory" else PHASES
     strikes = drawn_schedule(seed, ROLLOUT, phases, ITERATIONS)
     run = disturbed_run(tmp_path, strikes, *LONGER, *LAYOUTS[layout])
-    assert_healed(run, undisturbed, ITERATIONS)
+    assert_healed(run, undisturbed(layout), ITERATIONS)
     assert run.strikes
     assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) > 0
 
@@ -42,7 +50,7 @@ def test_an_engine_lost_between_two_buckets_of_weights(undisturbed, tmp_path, vi
     strikes = [Strike(victim, how, "weight_sync", 2 * index + 1, seconds) for index, seconds in enumerate((0, 0.9, 2))]
     small_buckets = ("weight_sync.bucket_bytes=1048576", SLOW_WEIGHTS)
     run = disturbed_run(tmp_path, strikes, *LONGER, *LAYOUTS[layout], *small_buckets)
-    assert_healed(run, undisturbed, ITERATIONS)
+    assert_healed(run, undisturbed(layout), ITERATIONS)
     assert len(run.strikes) == 3
 
 
@@ -77,7 +85,7 @@ def test_an_engine_that_answers_wrongly_is_replaced(undisturbed, tmp_path):
     trigger.touch()
     told = f'ray.environment={{"RLPIPE_CHAOS_WRONG_ANSWER": "{trigger}"}}'
     run = disturbed_run(tmp_path, [], *LONGER, told)
-    assert_healed(run, undisturbed, ITERATIONS)
+    assert_healed(run, undisturbed("one engine"), ITERATIONS)
     assert sum(row.get("fault/answers_refused_count", 0) for row in run.rows) == 1
     assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) == 1
 
