@@ -31,7 +31,7 @@ from rlpipe.shared.errors import CheckpointError, DamagedCheckpointError
 
 _WRITE_ERRORS = (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError)
 # What a damaged file makes the readers of torch and Megatron raise has nothing in common.
-_READ_ERRORS = (Exception, CheckpointException)
+READ_ERRORS = (Exception, CheckpointException)
 
 _SETTINGS = {
     "dtype": "actor.dtype",
@@ -92,8 +92,8 @@ class Checkpointer:
         try:
             loaded = dist_checkpointing.load(content, str(path), strict=StrictHandling.RAISE_ALL)
             _restore(self._trainer, loaded, state["actor"])
-        except _READ_ERRORS as error:
-            raise CheckpointError(f"{path} cannot be read ({_summary(error)}): use another checkpoint") from error
+        except READ_ERRORS as error:
+            raise CheckpointError(f"{path} cannot be read ({error_summary(error)}): use another checkpoint") from error
         return state["driver"]
 
     def _publish(self, wait: bool) -> None:
@@ -120,7 +120,7 @@ def _removed_on_failure(final: Path) -> Iterator[None]:
         free = shutil.disk_usage(_existing(final)).free
         shutil.rmtree(partial_path(final), ignore_errors=True)
         raise CheckpointError(
-            f"saving {final} failed with {free / 1e6:,.1f} MB free there ({_summary(error)}); older ones are "
+            f"saving {final} failed with {free / 1e6:,.1f} MB free there ({error_summary(error)}); older ones are "
             "whole: free space or fix access"
         ) from error
 
@@ -258,7 +258,7 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(part) for part in value) if isinstance(value, list | tuple) else value
 
 
-def _summary(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """The last line: torch's collected exceptions put the traceback of each rank before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]

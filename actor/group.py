@@ -21,6 +21,7 @@ from rlpipe.jit_monitor import worker_caches
 from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.pack import Pack
+from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 
@@ -181,9 +182,9 @@ class ActorGroup:
         """Load a checkpoint saved under any parallel layout; returns its driver state. Raises CheckpointError."""
         return self._all("load_checkpoint", self._config.deadlines.checkpoint_seconds, path.absolute())[0]
 
-    def save_hf(self, directory: Path) -> None:
-        """Write the policy in Hugging Face layout."""
-        self._all("save_hf", self._config.deadlines.checkpoint_seconds, directory.absolute())
+    def save_hf(self, directory: Path, facts: PolicyFacts | None = None) -> None:
+        """Write the policy in Hugging Face layout, with what `facts` tell of it."""
+        self._all("save_hf", self._config.deadlines.checkpoint_seconds, directory.absolute(), facts)
 
     def weight_plan(self) -> tuple[WeightBucket, ...]:
         """What `begin_send_weights` sends, in order."""

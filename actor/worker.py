@@ -24,7 +24,7 @@ from actor.device import (
     unused_memory_bytes,
 )
 from actor.early_compilation import compile_gated_delta_net
-from actor.hf.export import save_hf
+from actor.hf.policy_folder import save_hf
 from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
@@ -45,6 +45,7 @@ from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
 from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
 from rlpipe.shared.pack import Pack
+from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 
@@ -182,9 +183,10 @@ class ActorWorker:
     def load_checkpoint(self, path: Path) -> dict[str, Any]:
         return self._checkpointer.load(path)
 
-    def save_hf(self, directory: Path) -> None:
+    def save_hf(self, directory: Path, facts: PolicyFacts | None) -> None:
         self._trainer.memory.require("weights", "writing the policy")
-        save_hf(self._trainer.policy, self._trainer.description, directory, model_folder(self._config.model.path))
+        source = model_folder(self._config.model.path)
+        save_hf(self._trainer.policy, self._trainer.description, directory, source, facts)
 
     def weight_plan(self) -> tuple[WeightBucket, ...]:
         return self._sender.plan

@@ -170,7 +170,7 @@ def _config(sizes: Sizes, scratch: Path, colocate: bool) -> Config:
             "prepare": {"arithmetic": {"train_problems": 8, "test_problems": 1}, "directory": str(scratch / "task")},
             "data": {"train": [{"name": "sums", "path": str(scratch / "task" / "train.jsonl")}]},
             "reward": {"name": "math"},
-            "checkpoint": {"interval_iterations": 0, "save_hf": False},
+            "checkpoint": {"interval_iterations": 0, "save_hf": "never"},
             "jit": {"warm_up": "off"},
             "ray": {"colocate": colocate, "sleep": "never"},  # the update alone, not what changing turns costs
             "actor": {

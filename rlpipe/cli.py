@@ -119,7 +119,7 @@ def sft(
 
         opening = _opening(resume, overwrite, resume_from, allow_change)
         folder = run_sft(load_config(config, overrides or []), opening)
-        typer.echo(f"policy: {folder / 'policy'}")
+        typer.echo(f"run: {folder}")
 
 
 @app.command("warm-up")
@@ -138,6 +138,20 @@ def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = Fal
         from rlpipe.commands.evaluate import evaluate as run_evaluation
 
         typer.echo(json.dumps(run_evaluation(load_config(config, overrides or [])), indent=2))
+
+
+@app.command("export")
+def export_policy(
+    run: Annotated[str, typer.Argument(metavar="RUN[@ITERATION]", help="Folder of a run; its newest checkpoint.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of that name.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint's policy in Hugging Face layout, on a CPU: for transformers, SGLang and vLLM."""
+    with one_sentence(debug):
+        from rlpipe.commands.export_policy import export_policy as run_export
+
+        typer.echo(f"{run_export(run, output, overwrite)} -> {output}")
 
 
 @app.command()

@@ -25,6 +25,7 @@ _RESERVED = {
     "enable_deterministic_inference": "rollout.engine.deterministic",
     "random_seed": "seed",
     "skip_tokenizer_init": None,
+    "enable_multimodal": None,
     "enable_return_routed_experts": "algorithm.routing_replay",
     "enable_memory_saver": "ray.sleep",
 }
@@ -116,6 +117,8 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
         "random_seed": setup.seed,
         "skip_tokenizer_init": not setup.needs_tokenizer,
         "skip_server_warmup": True,
+        # Requests are token ids alone; otherwise a model with a vision tower needs its image processor.
+        "enable_multimodal": False,
         "enable_return_routed_experts": setup.routes_shape is not None,
         # An idle engine otherwise spins on a core that the actor could use.
         "sleep_on_idle": True,

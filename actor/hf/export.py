@@ -1,25 +1,18 @@
 """Stream the policy out under Hugging Face names, parameter by parameter, without a full copy on any rank."""
 
-import json
 import math
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from actor.hf.safetensors_reader import HfCheckpoint
-from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
+from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
 from actor.models.policy_model import policy_of
 from rlpipe.model.description import ModelDescription
-from rlpipe.model.trained_config import read_raw_config
 
-__all__ = ["export_plan", "iter_export", "save_hf"]
-
-SHARD_BYTES = 4 * 1024**3
+__all__ = ["export_plan", "iter_export"]
 
 
 @torch.no_grad()
@@ -132,88 +125,3 @@ def _lie_in_order(entry: Entry, size: int) -> bool:
             return False
         position = piece.stop
     return (source, position) == (len(entry.sources) - 1, entry.sources[-1].shape[0])
-
-
-def save_hf(
-    chunks: Sequence[torch.nn.Module], model: ModelDescription, output_dir: str | Path, source_dir: str | Path
-) -> None:
-    """Write a Hugging Face folder: sharded safetensors, config.json and the tokenizer's files. Collective.
-
-    Tensors of `source_dir` that the policy does not hold (vision tower, untrained `mtp.*`) are carried over. Only
-    global rank 0 writes, one shard at a time; a barrier ends it.
-    """
-    output, source = Path(output_dir), Path(source_dir)
-    writer = _ShardWriter(output) if dist.get_rank() == 0 else None
-    exported = set()
-    for name, tensor in iter_export(chunks, model, with_mtp=has_mtp(chunks)):
-        exported.add(name)
-        if writer is not None and tensor is not None:
-            writer.add(name, tensor.to("cpu", copy=True))  # it may be a view of a live parameter
-    if writer is not None:
-        with HfCheckpoint(source) as files:
-            for name in files.files:
-                if name not in exported and not (name == "lm_head.weight" and model.tied_embeddings):
-                    writer.add(name, files.read_whole(name))
-        writer.finish()
-        _copy_companions(source, output)
-        _write_config(source, output, policy_of(chunks[0]).config.params_dtype)
-    dist.barrier()
-
-
-def _copy_companions(source: Path, output: Path) -> None:
-    """Everything small that belongs to a model folder except weights: generation config, tokenizer, chat templates."""
-    for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
-        is_weight = path.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or path.name.endswith(".index.json")
-        if path.is_file() and not is_weight:
-            target = output / path.relative_to(source)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
-
-
-def _write_config(source: Path, output: Path, dtype: torch.dtype) -> None:
-    """The configuration with the dtype that the policy's weights now have."""
-    raw = read_raw_config(source)
-    for part in (raw, raw.get("text_config") or {}):
-        part.pop("torch_dtype", None)  # the older name
-        part["dtype"] = str(dtype).removeprefix("torch.")
-    (output / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
-
-
-class _ShardWriter:
-    """Collects tensors and writes a file whenever `SHARD_BYTES` are together."""
-
-    def __init__(self, output: Path) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        self.output = output
-        self.pending: dict[str, torch.Tensor] = {}
-        self.files: list[tuple[Path, list[str]]] = []
-        self.pending_bytes = self.total_bytes = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        size = tensor.numel() * tensor.element_size()
-        if self.pending and self.pending_bytes + size > SHARD_BYTES:
-            self._flush()
-        self.pending[name] = tensor.contiguous()
-        self.pending_bytes += size
-        self.total_bytes += size
-
-    def _flush(self) -> None:
-        from safetensors.torch import save_file
-
-        path = self.output / f"part-{len(self.files) + 1:05d}.safetensors"
-        save_file(self.pending, path, metadata={"format": "pt"})
-        self.files.append((path, list(self.pending)))
-        self.pending, self.pending_bytes = {}, 0
-
-    def finish(self) -> None:
-        """Give the files their final names, which hold their number, and write the index."""
-        if self.pending:
-            self._flush()
-        count, weight_map = len(self.files), {}
-        for number, (path, names) in enumerate(self.files, 1):
-            final = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
-            path.rename(self.output / final)
-            weight_map.update(dict.fromkeys(names, final))
-        if count > 1:
-            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
-            (self.output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

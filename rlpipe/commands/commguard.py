@@ -31,7 +31,7 @@ def profile(
             "warm_start=null",
             "eval.datasets=[]",
             "checkpoint.interval_iterations=0",
-            "checkpoint.save_hf=false",
+            "checkpoint.save_hf=never",
             "actor.comm_guard.mode=observe",
             f"actor.comm_guard.evidence={evidence_folder}",
         ],

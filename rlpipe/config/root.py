@@ -80,6 +80,30 @@ class Config(Section):
         overrides = [one.sampling.stop for one in self.data.train] + [one.sampling.stop for one in self.eval.datasets]
         return bool(self.rollout.sampling.stop) or any(overrides) or not self.rollout.generate.is_single_turn
 
+    @property
+    def best_metric(self) -> str:
+        """Metric by which the best policy is chosen."""
+        return self.checkpoint.best_metric or f"eval/{self.eval.datasets[0].name}/accuracy"
+
+    @model_validator(mode="after")
+    def _the_best_policy_is_evaluated(self) -> Self:
+        if self.checkpoint.save_hf == "best" and not self.eval.datasets:
+            raise ValueError(
+                "checkpoint.save_hf 'best' goes by an evaluation, but eval.datasets is empty: add one, or set it to "
+                "'final' or 'every'"
+            )
+        known = [
+            f"eval/{one.name}/{name}"
+            for one in self.eval.datasets
+            for name in ("accuracy", "reward_mean", *_passes(self.eval.samples_of(one)))
+        ]
+        if self.checkpoint.best_metric not in (None, *known):
+            raise ValueError(
+                f"checkpoint.best_metric {self.checkpoint.best_metric!r} is none of the evaluation's metrics: give one "
+                f"of {', '.join(known) or 'them, once eval.datasets has a data set'}"
+            )
+        return self
+
     @model_validator(mode="after")
     def _a_name_has_one_grader(self) -> Self:
         trained = {dataset.name: dataset.reward for dataset in self.data.train}
@@ -197,6 +221,11 @@ class Config(Section):
                 f"rollout.max_response_tokens = {self.rollout.max_response_tokens}: every response would be punished"
             )
         return self
+
+
+def _passes(samples: int) -> list[str]:
+    """pass@k for k = 2, 4, ... of so many answers."""
+    return [f"pass_at_{2**power}" for power in range(1, samples.bit_length())]
 
 
 def _shortest_limit(config: Config) -> int:

@@ -28,8 +28,14 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
 
-    save_hf: bool = False
-    """Also write the final policy in Hugging Face layout."""
+    save_hf: Literal["final", "every", "best", "never"] = "final"
+    """Write the policy in Hugging Face layout: after the last iteration (`RUN/policy`); `every`: also with each
+    checkpoint (`RUN/policies/iteration_*`, all kept); `best`: also the one with the highest `best_metric`
+    (`RUN/best_policy`). `rlpipe export` makes one of any checkpoint later."""
+
+    best_metric: str | None = None
+    """Metric of an evaluation that `best` goes by, for instance `eval/gsm8k/accuracy`; the accuracy on the first of
+    `eval.datasets` when empty. Of equal ones the earliest is kept."""
 
 
 class TrackersConfig(Section):

@@ -193,8 +193,15 @@ def _disk_parts(config: Config, model: Model) -> dict[str, int]:
         moments = 2 * _BYTES[config.actor.optimizer.moments_dtype]
         # One more than are kept: the new one is complete before the oldest goes.
         checkpoints = (config.checkpoint.keep + 1) * model.parameters * (_CHECKPOINT_BYTES + moments)
-    exported = model.parameters * _BYTES[config.actor.dtype] if config.checkpoint.save_hf else 0
-    return _present({"checkpoints": checkpoints, "exported policy": exported})
+    exported = model.parameters * _BYTES[config.actor.dtype] * _policies(config)
+    return _present({"checkpoints": checkpoints, "exported policies": exported})
+
+
+def _policies(config: Config) -> int:
+    """Most policies in Hugging Face layout at a time; one that takes another's place is whole before that goes."""
+    interval = config.checkpoint.interval_iterations
+    checkpoints = -(-config.run.iterations // interval) if interval else 0
+    return {"never": 0, "final": 1, "best": 3, "every": checkpoints + 1}[config.checkpoint.save_hf]
 
 
 def _present(parts: dict[str, int]) -> dict[str, int]:

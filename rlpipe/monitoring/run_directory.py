@@ -48,6 +48,13 @@ class RunDirectory:
         return self.path / "policy"
 
     @property
+    def best_policy(self) -> Path:
+        return self.path / "best_policy"
+
+    def policy_of(self, iteration: int) -> Path:
+        return self.path / "policies" / f"iteration_{iteration:08d}"
+
+    @property
     def reference(self) -> Path:
         return self.path / "reference"
 

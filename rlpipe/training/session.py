@@ -33,6 +33,7 @@ from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
+from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.weight_sync import WeightSync
 from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
@@ -72,6 +73,7 @@ class Session:
     evaluation: Evaluation
     weights: WeightSync
     memory_sharing: MemorySharing
+    policies: PolicyFolders
     measurement: Measurement
     start: RunState
     checkpoints: Checkpoints
@@ -100,21 +102,20 @@ class Session:
         """Evaluate on the sets that are due after `iteration`."""
         record.add(self.evaluation.run(iteration, self.rollouts))
 
-    def checkpoint(self, iteration: int) -> None:
-        """Save where it is due after `iteration`."""
+    def checkpoint(self, iteration: int, record: IterationRecord) -> None:
+        """Save what is due after `iteration`: a checkpoint, the policy for others to load."""
         if checkpoint_is_due(self.config, iteration):
             self.checkpoints.save(self._state(iteration))
+        self.policies.after_iteration(iteration, record.metrics)
 
     def _state(self, iteration: int) -> RunState:
         position, pending = self.rollouts.position()
         return RunState(iteration, position.epoch, position.position, pending, self.prompt_set.fingerprint)
 
     def close(self) -> None:
-        """Finish what is still being written, and write the final policy where that is asked for."""
+        """Finish what is still being written, and write the final policy unless that is not wanted."""
         self.actor.finish_checkpoint()
-        if self.config.checkpoint.save_hf:
-            with self.memory_sharing.during_save():
-                self.actor.save_hf(self.directory.policy)
+        self.policies.after_training()
 
     def packing_metrics(self, packs: TrainingPacks) -> dict[str, float]:
         """How full the packs are; tells once when another budget would need fewer."""
@@ -204,6 +205,7 @@ def open_session(run: Run) -> Iterator[Session]:
             evaluation=Evaluation(config, run.inputs.evaluation),
             weights=weights,
             memory_sharing=memory_sharing,
+            policies=PolicyFolders(config, directory, actor, memory_sharing.during_save),
             measurement=Measurement(config, actor, directory, console, state.iteration + 1, pool),
             start=state,
             checkpoints=checkpoints,

@@ -36,6 +36,7 @@ from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.placement import Placement, actor_placement, ray_cluster
+from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.warm_up import warm_up_actor
 
@@ -64,6 +65,7 @@ class SupervisedSession:
     log: IterationLog
     actor: ActorGroup
     examples: Examples
+    policies: PolicyFolders
     stream: PromptStream[TrainingSequence]
     measurement: Measurement
     start: RunState
@@ -88,6 +90,7 @@ class SupervisedSession:
         """Save where it is due after `iteration`."""
         if checkpoint_is_due(self.config, iteration):
             self.checkpoints.save(self._state(iteration))
+        self.policies.after_iteration(iteration, {})
 
     def _state(self, iteration: int) -> RunState:
         at = self.stream.state
@@ -96,7 +99,7 @@ class SupervisedSession:
     def close(self) -> None:
         """Finish what is still being written, then write the policy in Hugging Face layout."""
         self.actor.finish_checkpoint()
-        self.actor.save_hf(self.directory.policy)
+        self.policies.after_training()
 
     def data_metrics(self) -> dict[str, float]:
         return {
@@ -108,7 +111,7 @@ class SupervisedSession:
 
 
 def sft(config: Config, opening: Opening = Opening()) -> Path:
-    """Train on supervised sequences; the policy is written to `RUN/policy`. Returns the run's folder."""
+    """Train on supervised sequences; the policy is written as `checkpoint.save_hf` says. Returns the run's folder."""
     with _open_run(config, opening) as run:
         for attempt in actor_attempts(config.fault, run.console):
             with attempt, _open_session(run) as session:
@@ -150,6 +153,8 @@ def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
     settings = config.sft
     if settings is None:
         raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
+    if config.checkpoint.save_hf == "best":
+        raise ConfigError("checkpoint.save_hf 'best' goes by an evaluation, which `rlpipe sft` has none: use 'every'")
     console = Console(config.run.iterations)
     with console.task("reading model folder and data"):
         prepare(config)
@@ -193,6 +198,7 @@ def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
             log=IterationLog(trackers, console),
             actor=actor,
             examples=examples,
+            policies=PolicyFolders(config, directory, actor),
             stream=PromptStream(
                 examples.sequences, config.seed, config.data.shuffle, StreamState(state.epoch, state.position)
             ),

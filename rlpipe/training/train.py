@@ -65,7 +65,7 @@ def _iterate(run: Session) -> None:
             with step.phase("eval"):
                 run.evaluate(iteration, step)
             with step.phase("checkpoint"):
-                run.checkpoint(iteration)
+                run.checkpoint(iteration, step)
             step.split("checkpoint", run.memory_sharing.take_seconds(), rest="checkpoint")
             with step.phase("tracking"):
                 step.add(run.memory_sharing.take_metrics())

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from train_workers import split, streamed_states, trainer, weights, whole_batch
 
 from actor.checkpoint import Checkpointer
+from actor.hf.policy_folder import save_hf
 from actor.trainer import Trainer
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -65,6 +66,17 @@ def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder:
         "moe_ep2_to_dp2": reshard(paths["moe"], folder / "f", {"expert": 2}, {}),
         "moe_dp2_to_cp2": reshard(paths["moe"], folder / "g", {}, {"context": 2}),
     }
+
+
+def save_for_export(rank: int, count: int, cases: dict[str, tuple[Path, dict[str, Any]]], folder: Path) -> None:
+    """For each case train under its layout, save a checkpoint, and write what the live policy is then."""
+    for name, (path, options) in cases.items():
+        policy = trainer(path, count, optimizer=SCHEDULE, **options)
+        two_steps(policy)
+        saver = Checkpointer(policy, keep=1)
+        saver.save(folder / name, 2, {})
+        saver.finish()
+        save_hf(policy.policy, policy.description, folder / name / "live", path)
 
 
 def my_packs(policy: Trainer):

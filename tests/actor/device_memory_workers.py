@@ -9,7 +9,7 @@ from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
 from train_workers import streamed_states, trainer
 
 from actor.checkpoint import Checkpointer
-from actor.hf.export import save_hf
+from actor.hf.policy_folder import save_hf
 from actor.trainer import Trainer
 from rlpipe.shared.errors import ActorError
 

@@ -153,18 +153,33 @@ def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def wrap_in_vision_language(source: Path, target: Path) -> Path:
-    """A checkpoint as vision-language models store it: nested text configuration and names, a vision tower beside."""
+    """A Qwen3.5-MoE checkpoint as published: nested text configuration and names, and a whole vision tower beside.
+
+    No image processor is there: training on text needs none.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
+
     text = json.loads((source / "config.json").read_text())
     text.pop("architectures")
+    # SGLang reads it; transformers does not write it.
+    text["full_attention_interval"] = text["layer_types"].index("full_attention") + 1
+    sizes = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8}
+    vision = {**sizes, "out_hidden_size": text["hidden_size"], "num_position_embeddings": 16}
+    config = CONFIG_MAPPING["qwen3_5_moe"](text_config=text, vision_config=vision, tie_word_embeddings=False)
+    tower = Qwen3_5MoeVisionModel(config.vision_config).float().state_dict()
     tensors = {
         name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
         for name, tensor in read_tensors(source).items()
     }
-    write_tensors(source, target, tensors | {"model.visual.patch_embed.proj.weight": torch.ones(3, 2)})
+    write_tensors(source, target, tensors | {f"model.visual.{name}": tensor for name, tensor in tower.items()})
     wrapper = {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "model_type": "qwen3_5_moe",
+        "tie_word_embeddings": False,
         "text_config": text,
+        "vision_config": config.vision_config.to_dict(),
+        "image_token_id": VOCABULARY - 1,
     }
     (target / "config.json").write_text(json.dumps(wrapper))
     return target

@@ -22,8 +22,9 @@ from train_support import make_pack
 
 from actor.distributed import start_model_parallel
 from actor.head import response_logprobs
-from actor.hf.export import iter_export, save_hf
+from actor.hf.export import iter_export
 from actor.hf.load_weights import load_hf
+from actor.hf.policy_folder import save_hf
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.gdn_kernels import load_kernels
 from actor.layers.gdn_torch import chunked_delta_rule

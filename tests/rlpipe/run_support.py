@@ -28,7 +28,6 @@ SMALL = [
     "algorithm.old_policy=actor",
     "checkpoint.interval_iterations=2",
     "checkpoint.keep=4",
-    "checkpoint.save_hf=true",
     "weight_sync.verify=true",
 ]
 TRACKED = ["trackers.tensorboard=true", "trackers.wandb=offline"]

@@ -1,17 +1,25 @@
 """Models by their name on the hub, from a cache alone: no network is there."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hub_cache import add_to_hub_cache
 from run_support import PROJECT, run_arguments, run_command, start_command
 
+from rlpipe.config.load import load_config
 from rlpipe.config.model import TinyPolicyConfig
 from rlpipe.model.hub import HubName
 from rlpipe.prepare.tiny_policy import make_tiny_policy
+from rlpipe.shared.checkpoint_folder import latest_checkpoint
+from rollout.pool import RolloutPool
+from rollout.requests import GenerateRequest, SamplingParameters, sample_seed
 
 _MODEL, _REFERENCE = "some-one/Tiny-0.1B", "some-one/Tiny.reference"
 
@@ -40,17 +48,81 @@ def test_a_name_is_owner_and_model_with_a_revision():
         assert HubName.parse(path) is None
 
 
-def test_a_run_takes_policy_and_reference_by_name(tmp_path, environment):
-    arguments = run_arguments(tmp_path, "run.iterations=1", "warm_start=null", "eval.datasets=[]")
-    arguments += ["prepare.policy=null", f"model.path={_MODEL}", f"model.reference_path={_REFERENCE}@step-100"]
-    run_command("train", *arguments, "checkpoint.interval_iterations=0", **environment)
-    saved = yaml.safe_load((tmp_path / "small/config.yaml").read_text())["model"]
-    cache = Path(environment["HF_HOME"]) / "hub"
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run whose policy and reference have names on the hub, and what `rlpipe export` made of its checkpoint."""
+    folder = tmp_path_factory.mktemp("named")
+    rows = [{"messages": [{"role": "user", "content": f"{n} + 1 ="}], "answer": str(n + 1)} for n in range(20)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = f"data.train=[{{name: rows, path: {folder}/rows.jsonl, prompt_column: messages, label_column: answer}}]"
+    arguments = run_arguments(folder, data, "run.iterations=1", "warm_start=null", "eval.datasets=[]")
+    arguments += [
+        "prepare.policy=null",
+        "prepare.arithmetic=null",
+        f"model.path={_MODEL}",
+        f"model.reference_path={_REFERENCE}@step-100",
+    ]
+    arguments += ["actor.optimizer.learning_rate=0.05", "actor.optimizer.warmup_steps=0"]
+    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    run_command("train", *arguments, "checkpoint.interval_iterations=1", **environment)
+    run_command("export", f"{folder}/small@1", f"{folder}/out", **environment)
+    return folder
+
+
+def test_a_run_keeps_the_commits_of_the_models_it_took_by_name(run, home):
+    saved = yaml.safe_load((run / "small/config.yaml").read_text())["model"]
     for key, name in (("path", _MODEL), ("reference_path", _REFERENCE)):
         repository, commit = saved[key].split("@")
         assert repository == name
-        assert (cache / f"models--{name.replace('/', '--')}" / "snapshots" / commit).is_dir()
-    assert (tmp_path / "small/policy/tokenizer.json").is_file()
+        assert (home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / commit).is_dir()
+
+
+def test_an_export_is_the_policy_that_the_run_wrote(run):
+    exported, written = run / "out", run / "small/policy"
+    assert sorted(path.name for path in exported.iterdir()) == sorted(path.name for path in written.iterdir())
+    for path in exported.iterdir():
+        assert path.read_bytes() == (written / path.name).read_bytes(), path.name
+    card = (exported / "README.md").read_text()
+    assert f"base_model: {_MODEL}\n" in card and "after 1 of 1 iterations of GRPO" in card
+
+
+def test_an_engine_serves_an_export_with_the_actors_log_probabilities(run, home, environment, ray_session):
+    config = load_config(run / "small/config.yaml")
+    sampling = SamplingParameters(24, ignore_eos=True)
+    requests = [
+        GenerateRequest(f"r{n}", tuple(range(n, 9 * n + 8)), sampling, sample_seed(1, f"r{n}")) for n in range(4)
+    ]
+    with RolloutPool.start(config, str(run / "out"), log_directory=str(run)) as pool:
+        pool.wait_until_ready()
+        generations = pool.generate(requests, 120)
+    sequences = [(one.prompt_ids, answer.token_ids) for one, answer in zip(requests, generations, strict=True)]
+    of_engine = np.concatenate([one.logprobs for one in generations])
+    assert np.abs(_of_actor(run, environment, sequences) - of_engine).max() < 1e-4
+    initial = np.concatenate([_of_transformers(home / "../policy", *one) for one in sequences])
+    assert np.abs(initial - of_engine).max() > 1e-2  # the policy did move
+
+
+def _of_actor(run: Path, environment: dict[str, str], sequences: list[Any]) -> np.ndarray:
+    checkpoint = latest_checkpoint(run / "small/checkpoints")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("actor_logprobs.py")), str(run / "small"), str(checkpoint)],
+        env={**os.environ, **environment, "PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": ""},
+        input=json.dumps(sequences),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return np.concatenate(json.loads(done.stdout))
+
+
+def _of_transformers(folder: Path, prompt: tuple[int, ...], response: tuple[int, ...]) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        rows = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    return rows.gather(-1, torch.tensor(response)[:, None])[:, 0].numpy()
 
 
 def test_commands_that_look_at_a_model_take_its_name(environment):

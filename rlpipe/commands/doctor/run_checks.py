@@ -138,7 +138,7 @@ def _small(config: Config, folder: str) -> list[str]:
         "algorithm.overlong.buffer_tokens=0",
         "weight_sync.verify=true",
         "checkpoint.interval_iterations=0",
-        "checkpoint.save_hf=false",
+        "checkpoint.save_hf=never",
         "trackers.wandb=off",
         "jit.warm_up='off'",
     ]

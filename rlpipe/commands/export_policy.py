@@ -1,0 +1,83 @@
+"""`rlpipe export RUN[@ITERATION] OUT`: a checkpoint's policy as a folder that others load. Needs no GPU and no Ray."""
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+from rlpipe.config.load import load_config
+from rlpipe.model.hub import model_folder
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoints, read_state
+from rlpipe.shared.errors import CheckpointError, ConfigError, ResourceError
+
+
+def export_policy(run: str, output: Path, overwrite: bool = False) -> Path:
+    """Write the policy of a run's newest checkpoint, or of `RUN@ITERATION`, to `output`; returns the checkpoint.
+
+    Raises ConfigError for a folder that holds no run or an output that is there already, CheckpointError for a
+    checkpoint that is not there or damaged, ResourceError where the disk is too small.
+    """
+    folder, iteration = _parse(run)
+    directory = RunDirectory(folder)
+    if not directory.config.exists():
+        raise ConfigError(f"{folder}: no run here (config.yaml is missing); give the folder of a run")
+    if output.exists() and not overwrite:
+        raise ConfigError(f"{output} exists: choose another folder, or replace it with --overwrite")
+    config = load_config(directory.config)
+    checkpoint = _checkpoint(directory, iteration)
+    state = read_state(checkpoint)
+    source = model_folder(config.model.path)
+    _check_disk(source, output)
+    from rlpipe.training.policies import policy_facts
+
+    facts = policy_facts(config, directory, state["iteration"])
+    _on_a_cpu()
+    from actor.checkpoint_policy import export_checkpoint
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    export_checkpoint(checkpoint, output.absolute(), source, config.actor, facts)
+    return checkpoint
+
+
+def _parse(run: str) -> tuple[Path, int | None]:
+    """RUN@ITERATION; a folder whose own name has an @ and a number is taken as it is."""
+    folder, at, number = run.rpartition("@")
+    if not at or not number.isdecimal() or Path(run).exists():
+        return Path(run), None
+    return Path(folder), int(number)
+
+
+def _checkpoint(directory: RunDirectory, iteration: int | None) -> Path:
+    found = complete_checkpoints(directory.checkpoints)
+    if not found:
+        finished = f"; {directory.policy} is the final policy already" if directory.policy.exists() else ""
+        raise CheckpointError(
+            f"{directory.checkpoints}: no complete checkpoint to export (checkpoint.interval_iterations saves some)"
+            f"{finished}"
+        )
+    if iteration is None:
+        return found[-1]
+    wanted = checkpoint_path(directory.checkpoints, iteration)
+    if wanted not in found:
+        there = ", ".join(str(int(path.name.rpartition("_")[2])) for path in found)
+        raise CheckpointError(f"{directory.checkpoints}: no checkpoint of iteration {iteration}; there are {there}")
+    return wanted
+
+
+def _check_disk(source: Path, output: Path) -> None:
+    """The policy takes about what the model took that it was trained from."""
+    needed = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    place = next(parent for parent in output.absolute().parents if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise ResourceError(
+            f"{place}: {free / 1e9:.1f} GB free, but the policy takes about {needed / 1e9:.1f} GB: choose another place"
+        )
+
+
+def _on_a_cpu() -> None:
+    """Before torch is imported: exporting computes nothing, and GPUs may be busy with the run itself."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    warnings.filterwarnings("ignore", module=r"megatron\.")  # about kernels that an export does not use
