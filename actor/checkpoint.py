@@ -142,18 +142,23 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         )
 
 
-def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators.
+def sharding_metadata() -> dict[str, Any]:
+    """How a model names and cuts its tensors in a checkpoint.
 
     Each layer's tensors have names of their own. Megatron would otherwise stack equal names of all layers into one
     tensor, which fails where layers differ in kind (Gated DeltaNet and attention) or in what is frozen.
     """
-    metadata = {
+    return {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "non_homogeneous_layers": True,
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": True,
     }
+
+
+def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
+    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators."""
+    metadata = sharding_metadata()
     models = {
         _chunk_key(trainer, index): chunk.sharded_state_dict(metadata=metadata)
         for index, chunk in enumerate(trainer.policy)

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from actor import distributed
-from actor.checkpoint import READ_ERRORS, error_summary
+from actor.checkpoint import READ_ERRORS, error_summary, sharding_metadata
 from actor.hf.policy_folder import save_hf
 from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
 from actor.models.build_model import build_model, read_model
@@ -52,9 +51,8 @@ def export_checkpoint(checkpoint: Path, output: Path, source: Path, actor: Actor
 
 
 def _load(chunk: PolicyModel, checkpoint: Path) -> None:
-    metadata = {"dp_cp_group": dist.group.WORLD}
     try:
-        content: dict[str, Any] = {"model": chunk.sharded_state_dict(metadata=metadata)}
+        content: dict[str, Any] = {"model": chunk.sharded_state_dict(metadata=sharding_metadata())}
         loaded = dist_checkpointing.load(content, str(checkpoint))
     except READ_ERRORS as error:
         raise CheckpointError(f"{checkpoint} cannot be read ({error_summary(error)}): use another one") from error
