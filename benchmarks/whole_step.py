@@ -28,6 +28,7 @@ from typing import Any
 from random_policy import save_random_policy
 from whole_step_setup import PROJECT, Case, Setup, planned_figures
 
+from rlpipe.estimate.automatic import choice_note
 from rlpipe.estimate.present_cluster import present_cluster
 from rlpipe.shared.host_memory import used_bytes
 
@@ -100,6 +101,7 @@ class Run:
     case: Case
     layers: int
     parameters: int
+    chosen: str
     caches: str
     planned: dict[str, float]
     host_before_bytes: int
@@ -111,7 +113,7 @@ class Run:
         case = self.case
         return (
             f"{case.response_tokens:,} tokens, guard {case.guard}, gdn {case.gdn}, caches {self.caches}: "
-            f"{self.layers} layers, {self.parameters / 1e9:.2f} B; {self.ended}"
+            f"{self.layers} layers, {self.parameters / 1e9:.2f} B; {self.chosen}; {self.ended}"
         )
 
 
@@ -215,7 +217,8 @@ def prepared_runs(options: argparse.Namespace, folder: Path) -> Iterator[Run]:
         for problem in estimate.problems:
             print(f"plan: {case.name} does not fit: {problem}", flush=True)
         caches = cache_state(estimate.config.jit.cache_directory)
-        yield Run(case, layers, estimate.model.parameters, caches, planned_figures(estimate), used_bytes())
+        chosen = choice_note(estimate.config)
+        yield Run(case, layers, estimate.model.parameters, chosen, caches, planned_figures(estimate), used_bytes())
 
 
 def cache_state(directory: str | None) -> str:

@@ -21,7 +21,6 @@ PROJECT = Path(__file__).resolve().parent.parent
 _MOST_LAYERS = 40
 _PERIOD_LAYERS = 4
 _DISK_SHARE = 0.8
-_PACKED_SEQUENCES = 4
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,6 @@ class Setup:
 
     def _actor(self, case: Case) -> dict[str, Any]:
         options = self.options
-        sequence = self.prompt_tokens + max(options.response_tokens)
         return {
             "dtype": self.dtype,
             "processes": options.gpus,
@@ -143,7 +141,8 @@ class Setup:
                 "context": options.context,
                 "expert": options.expert,
             },
-            "max_tokens_per_gpu": -(-_PACKED_SEQUENCES * sequence // options.context),
+            "max_tokens_per_gpu": "auto",
+            "recompute": {"granularity": "auto"},
             "gdn_backend": case.gdn,
             "threads": max(1, self.cluster.node.cpus // options.gpus - 2),
             "comm_guard": self._guard(case.guard),

@@ -111,7 +111,7 @@ def _numerics(actor: ActorConfig) -> dict[str, Any]:
 
 
 def _recompute(actor: ActorConfig) -> dict[str, Any]:
-    granularity = actor.recompute.granularity
+    granularity = actor.recompute.chosen
     if granularity == "none":
         return {}
     if granularity == "full":

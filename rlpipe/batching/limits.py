@@ -41,12 +41,12 @@ class PackLimits:
     @classmethod
     def training(cls, actor: ActorConfig) -> Self:
         """Limits of packs with gradients."""
-        return cls._of(actor, actor.max_tokens_per_gpu)
+        return cls._of(actor, actor.pack_tokens)
 
     @classmethod
     def forward_only(cls, actor: ActorConfig) -> Self:
         """Limits of log-probability passes, which have a budget of their own."""
-        return cls._of(actor, actor.forward_max_tokens_per_gpu or actor.max_tokens_per_gpu)
+        return cls._of(actor, actor.forward_max_tokens_per_gpu or actor.pack_tokens)
 
     @classmethod
     def _of(cls, actor: ActorConfig, tokens_per_gpu: int) -> Self:

@@ -8,6 +8,7 @@ from rlpipe.jit_monitor.compile_table import compile_table
 from rlpipe.monitoring.console import Console
 from rlpipe.prepare import prepare
 from rlpipe.shared.remote import cluster_accelerator
+from rlpipe.training.memory_choice import with_memory_choices
 from rlpipe.training.workers import StartClock, open_cluster, open_workers
 
 
@@ -22,6 +23,9 @@ def warm_up(config: Config) -> str:
     console = Console(config.run.iterations, to_stderr=True)
     clock = StartClock(console)
     prepare(config)
+    config, choices = with_memory_choices(config)
+    for note in choices:
+        console.say(note)
     with (
         tempfile.TemporaryDirectory(prefix="rlpipe-warm-up-") as logs,
         open_cluster(config, clock) as bundles,

@@ -2,12 +2,13 @@
 
 import math
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
+from rlpipe.shared.errors import ConfigError
 
 LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
 
@@ -105,12 +106,20 @@ class OptimizerConfig(Section):
 class RecomputeConfig(Section):
     """Which activations are computed again in the backward pass instead of kept."""
 
-    granularity: Literal["none", "selective", "full"] = "none"
-    """`full`: whole layers; `selective`: the `modules`."""
+    granularity: Literal["none", "selective", "full", "auto"] = "none"
+    """`full`: whole layers; `selective`: the `modules`; `auto`: `none` where it fits, otherwise
+    `full` (docs/plan.md)."""
 
     modules: list[Literal["core_attn", "mlp", "moe", "shared_experts"]] = Field(["core_attn"], min_length=1)
     """Megatron names of the modules of `selective`: attention without its projections, a dense feed-forward layer,
     a layer of experts, the shared expert of one."""
+
+    @property
+    def chosen(self) -> Literal["none", "selective", "full"]:
+        """`granularity`, which must have been chosen."""
+        if self.granularity == "auto":
+            raise ConfigError("actor.recompute.granularity is 'auto' and was not chosen: give one of none, full")
+        return self.granularity
 
 
 class ActorConfig(Section):
@@ -134,8 +143,9 @@ class ActorConfig(Section):
     comm_guard: CommGuardConfig = CommGuardConfig()
     """Memory guard of collectives."""
 
-    max_tokens_per_gpu: int = Field(8192, ge=1)
-    """Hard token budget of a pack per GPU; a pack holds at most this times CP, padding included."""
+    max_tokens_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = 8192
+    """Hard token budget of a pack per GPU; a pack holds at most this times CP, padding included. `auto`: for as many of
+    the longest sequences as train fastest in the GPU's memory (docs/plan.md)."""
 
     pack_bucket_tokens: int = Field(1, ge=1)
     """Packs are padded to a multiple of it, so that kernels compile for few lengths; 2048 suits FLA's kernels."""
@@ -166,6 +176,13 @@ class ActorConfig(Section):
 
     threads: int = Field(1, ge=1)
     """CPU threads of each process, at most as many as there are cores."""
+
+    @property
+    def pack_tokens(self) -> int:
+        """`max_tokens_per_gpu`, which must have been chosen."""
+        if self.max_tokens_per_gpu == "auto":
+            raise ConfigError("actor.max_tokens_per_gpu is 'auto' and was not chosen: give a number of tokens")
+        return self.max_tokens_per_gpu
 
     @property
     def pack_multiple(self) -> int:

@@ -58,8 +58,11 @@ class SpeedsConfig(Section):
     """How fast this code runs on such nodes, for the seconds of `rlpipe plan`: measured by `benchmarks/whole_step.py`,
     to be corrected from its table where a part is off. The defaults are of one H200 with 16 cores."""
 
-    layers_share_of_peak: float = Field(0.31, gt=0, le=1)
-    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs of 16,384 tokens and more."""
+    layers_share_of_peak: float = Field(0.333, gt=0, le=1)
+    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end."""
+
+    pack_overhead_tokens: int = Field(2300, ge=0)
+    """What else a pack costs, in tokens: a pack of so many reaches half of that share."""
 
     exchanging_share: float = Field(0.5, gt=0, le=1)
     """Of that, where ranks exchange activations (TP, CP, EP or PP above 1). An assumption until it is measured."""

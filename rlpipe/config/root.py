@@ -69,6 +69,12 @@ class Config(Section):
         return self.sft.max_sequence_tokens if self.sft else self.data.max_prompt_tokens + self.longest_response_tokens
 
     @property
+    def longest_pack_sequence_tokens(self) -> int:
+        """The longest sequence that a pack must hold: of responses that are trained, and of examples of `sft`."""
+        trained = self.data.max_prompt_tokens + self.longest_training_response_tokens
+        return max(trained, self.sft.max_sequence_tokens if self.sft else 0)
+
+    @property
     def needed_gpus(self) -> int:
         """GPUs that the run reserves on GPU nodes: the actor's, and the engines' unless they share them."""
         engines = self.rollout.engines * self.rollout.engine.tensor_parallel
@@ -165,7 +171,10 @@ class Config(Section):
         longest = self.data.max_prompt_tokens + self.longest_training_response_tokens
         context, multiple = self.actor.parallel.context, self.actor.pack_multiple
         for name in ("max_tokens_per_gpu", "forward_max_tokens_per_gpu"):
-            budget = (getattr(self.actor, name) or self.actor.max_tokens_per_gpu) * context
+            tokens = getattr(self.actor, name) or self.actor.max_tokens_per_gpu
+            if tokens == "auto":
+                continue
+            budget = tokens * context
             if longest > budget // multiple * multiple:
                 raise ValueError(
                     f"data.max_prompt_tokens + rollout.max_response_tokens is {longest} tokens, more than the pack "

@@ -33,14 +33,14 @@ class Tokens:
 
 def tokens_of(actor: ActorConfig) -> Tokens:
     """Of a full pack. Context parallelism cuts it; between layers, sequence parallelism does too."""
-    inside = actor.max_tokens_per_gpu
+    inside = actor.pack_tokens
     return Tokens(inside, inside // actor.parallel.tensor if actor.parallel.sequence else inside)
 
 
 def kept_bytes(shape: ModelShape, actor: ActorConfig, element_bytes: int, fused: bool) -> int:
     """Of all layers of a stage; with full recompute only the layers' inputs."""
     stage = shape.layers[: len(shape.layers) // actor.parallel.pipeline]
-    if actor.recompute.granularity == "full":
+    if actor.recompute.chosen == "full":
         kept = len(stage) * tokens_of(actor).between * shape.hidden_size * element_bytes
     else:
         kept = sum(layer_bytes(layer, shape.hidden_size, actor, element_bytes, fused) for layer in stage)
@@ -49,7 +49,7 @@ def kept_bytes(shape: ModelShape, actor: ActorConfig, element_bytes: int, fused:
 
 def recomputed_bytes(shape: ModelShape, actor: ActorConfig, element_bytes: int, fused: bool) -> int:
     """The largest layer while the backward pass computes it again; 0 without full recompute."""
-    if actor.recompute.granularity != "full":
+    if actor.recompute.chosen != "full":
         return 0
     return max(layer_bytes(layer, shape.hidden_size, actor, element_bytes, fused) for layer in shape.layers)
 

@@ -34,12 +34,12 @@ def _changes(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
         yield (f"weight_sync.bucket_bytes={2**28}",)
     for fraction in _fractions(engine.memory_fraction):
         yield (f"rollout.engine.memory_fraction={fraction}",)
-    if actor.recompute.granularity != "full":
+    if actor.recompute.chosen != "full":
         yield ("actor.recompute.granularity=full",)
     longest = config.data.max_prompt_tokens + config.longest_training_response_tokens
     multiple = actor.parallel.pack_multiple
     least = -(-longest // multiple) * multiple // actor.parallel.context
-    if least < actor.max_tokens_per_gpu:
+    if least < actor.pack_tokens:
         yield (f"actor.max_tokens_per_gpu={least}",)
     if actor.optimizer.moments_dtype == "float32" and actor.optimizer.beta2 <= LARGEST_BFLOAT16_BETA2:
         yield ("actor.optimizer.moments_dtype=bfloat16",)

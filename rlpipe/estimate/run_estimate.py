@@ -1,15 +1,18 @@
 """Whether a run fits a cluster: all that has a limit, and the seconds of an iteration."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
+from rlpipe.estimate.automatic import candidates, choice_note, is_automatic
 from rlpipe.estimate.memory import Memory, Model, plan_memory
 from rlpipe.estimate.seconds import Lengths, plan_seconds
 
 _GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
 _HOST_SHARE = 0.95
+_ROOMY_SHARE = 0.9  # of these limits, up to which `auto` goes: bytes are planned within 10 %
+_NEAR_FASTEST = 1.02
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """All needs of a run on a cluster, and the seconds of an iteration."""
+    """All needs of a run on a cluster, and the seconds of an iteration.
+
+    config: with what was chosen for its settings that were `auto`; `notes` say so.
+    """
 
     config: Config
     cluster: ClusterConfig
@@ -39,6 +45,14 @@ class Plan:
     memory: Memory
     needs: tuple[Need, ...]
     seconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def roomy(self) -> bool:
+        """Whether it fits even if the bytes on devices and hosts are some more than planned."""
+        return not self.problems and all(
+            need.have is None or need.total <= need.have * _ROOMY_SHARE for need in self.needs if need.name != "disk"
+        )
 
     @property
     def problems(self) -> list[str]:
@@ -56,7 +70,22 @@ class Plan:
 
 
 def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None = None) -> Plan:
-    """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None."""
+    """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None.
+
+    Of settings that are `auto`, what needs least memory is chosen among those that train within 2 % of the fastest that
+    fits with some room, or among all where nothing fits.
+    """
+    if not is_automatic(config):
+        return _plan(config, model, cluster, response_tokens)
+    plans = [_plan(candidate, model, cluster, response_tokens) for candidate in candidates(config)]
+    fitting = [one for one in plans if one.roomy] or [one for one in plans if not one.problems]
+    fastest = min((one.seconds["forward_backward"] for one in fitting), default=0.0)
+    near = [one for one in fitting if one.seconds["forward_backward"] <= fastest * _NEAR_FASTEST] or plans
+    best = min(near, key=lambda one: sum(one.memory.actor.values()))
+    return replace(best, notes=(choice_note(best.config),))
+
+
+def _plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:
     memory = plan_memory(config, model, cluster)
     lengths = Lengths(
         prompt_tokens=config.data.max_prompt_tokens,

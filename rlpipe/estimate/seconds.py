@@ -37,7 +37,7 @@ def plan_seconds(
     train = hardware_flops(
         model.shape,
         sequences,
-        Recompute(recompute.granularity, frozenset(recompute.modules)),
+        Recompute(recompute.chosen, frozenset(recompute.modules)),
         KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
         include_mtp=config.actor.train_mtp,
     )
@@ -66,7 +66,9 @@ def _device_tflops(config: Config, cluster: ClusterConfig) -> float:
     peak = peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0
     parallel = config.actor.parallel
     alone = max(parallel.tensor, parallel.context, parallel.expert, parallel.pipeline) == 1
-    return peak * cluster.speeds.layers_share_of_peak * (1.0 if alone else cluster.speeds.exchanging_share)
+    share = cluster.speeds.layers_share_of_peak * (1.0 if alone else cluster.speeds.exchanging_share)
+    tokens = config.actor.pack_tokens
+    return peak * share * tokens / (tokens + cluster.speeds.pack_overhead_tokens)
 
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:

@@ -118,7 +118,7 @@ def executed_flops(
     flops = hardware_flops(
         shape,
         lengths,
-        Recompute(recompute.granularity, frozenset(recompute.modules)),
+        Recompute(recompute.chosen, frozenset(recompute.modules)),
         kernels,
         include_mtp=config.actor.train_mtp,
     )

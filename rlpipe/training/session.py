@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from rlpipe.training.iteration import IterationLog, IterationRecord
 from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.learner import Learner
 from rlpipe.training.measurement import Measurement
+from rlpipe.training.memory_choice import with_memory_choices
 from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.policies import PolicyFolders
@@ -142,11 +143,12 @@ def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
     clock = StartClock(console)
     with clock.task("inputs", "reading model folder and data"):
         inputs = load_inputs(config)
-        check_policy(inputs.config)
-    config = inputs.config
+        config, choices = with_memory_choices(inputs.config, bool(opening.resume))
+        inputs = replace(inputs, config=config)
+        check_policy(config)
     for made in inputs.made:
         console.say(f"made {made}")
-    for note in inputs.notes:
+    for note in (*inputs.notes, *choices):
         console.say(note)
     opened = open_run_directory(config, opening, inputs.training.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:

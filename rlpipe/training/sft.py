@@ -34,6 +34,7 @@ from rlpipe.training.checkpoints import (
 from rlpipe.training.iteration import IterationLog, IterationRecord
 from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
+from rlpipe.training.memory_choice import with_memory_choices
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.placement import Placement, actor_placement, ray_cluster
 from rlpipe.training.policies import PolicyFolders
@@ -158,10 +159,10 @@ def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
     console = Console(config.run.iterations)
     with console.task("reading model folder and data"):
         prepare(config)
-        config = with_pinned_models(config)
+        config, choices = with_memory_choices(with_pinned_models(config), bool(opening.resume))
         check_policy(config)
         examples = load_examples(config, settings, load_tokenizer(config.model.path))
-    for note in examples.notes:
+    for note in (*examples.notes, *choices):
         console.say(note)
     opened = open_run_directory(config, opening, examples.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:

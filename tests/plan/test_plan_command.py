@@ -115,6 +115,36 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, phase):
     }
 
 
+AUTO = ["actor.recompute.granularity=auto", "actor.max_tokens_per_gpu=auto"]
+
+
+def _chosen(gigabytes: float) -> tuple[str, int]:
+    wide = ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
+    cluster, config = load_cluster("local_8x141gb"), load_config(SEED, [*AUTO, *wide])
+    node = cluster.node.model_copy(update={"gpu_memory_gigabytes": gigabytes})
+    planned = plan(config, load_model(config.model.path), cluster.model_copy(update={"node": node}))
+    actor = planned.config.actor
+    as_settings = [
+        f"actor.recompute.granularity={actor.recompute.granularity}",
+        f"actor.max_tokens_per_gpu={actor.max_tokens_per_gpu}",
+    ]
+    given = plan(load_config(SEED, [*as_settings, *wide]), planned.model, planned.cluster)
+    assert (given.memory, given.seconds, given.problems) == (planned.memory, planned.seconds, planned.problems)
+    return actor.recompute.granularity, actor.pack_tokens
+
+
+def test_more_memory_chooses_larger_packs_and_nothing_computed_again():
+    choices = [_chosen(gigabytes) for gigabytes in (62.0, 75.0, 90.0, 150.1)]
+    costs = [(granularity == "full", -tokens) for granularity, tokens in choices]
+    assert costs == sorted(costs, reverse=True) and len(set(choices)) > 1
+    assert choices[-1][0] == "none"
+    assert all(4 * tokens % 8448 == 0 for _, tokens in choices)  # whole sequences, over 4 context ranks
+
+
+def test_what_is_chosen_is_said():
+    assert "chosen by memory: recompute none, packs of" in _run(str(SEED), *AUTO, "--cluster", "local_8x141gb")
+
+
 def test_a_forced_length_is_the_length_that_is_planned():
     forced = ["rollout.sampling.ignore_eos=true", "--cluster", "local_8x141gb"]
     assert "with responses of 8,192 tokens" in _run(str(SEED), *forced)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlpipe.commands.launch.clusters import load_cluster
-from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import Model, load_model
+from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.nearest import nearest_setting
 from rlpipe.estimate.run_estimate import Plan, in_units, plan
 from rlpipe.shared.errors import ConfigError
@@ -24,21 +23,27 @@ def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_t
         )
     model = load_model(config.model.path)
     planned = plan(config, model, cluster, response_tokens)
-    lines = [_title(planned, cluster_name), *_memory_lines(planned), *_second_lines(planned, response_tokens)]
+    lines = [
+        _title(planned, cluster_name),
+        *planned.notes,
+        *_memory_lines(planned),
+        *_second_lines(planned, response_tokens),
+    ]
     if not planned.problems:
         return "\n".join([*lines, "", "It fits."])
     lines += ["", *(f"DOES NOT FIT  {problem}" for problem in planned.problems)]
-    return "\n".join([*lines, _advice(path, overrides, cluster, model)])
+    return "\n".join([*lines, _advice(path, overrides, planned)])
 
 
-def _advice(path: Path, overrides: Sequence[str], cluster: ClusterConfig, model: Model) -> str:
+def _advice(path: Path, overrides: Sequence[str], planned: Plan) -> str:
     def fits(settings: Sequence[str]) -> bool:
         try:
-            return not plan(load_config(path, [*overrides, *settings]), model, cluster).problems
+            config = load_config(path, [*overrides, *settings])
+            return not plan(config, planned.model, planned.cluster).problems
         except ConfigError:
             return False
 
-    settings = nearest_setting(load_config(path, overrides), cluster, fits)
+    settings = nearest_setting(planned.config, planned.cluster, fits)
     if settings is None:
         return "No nearby setting fits: use more nodes (nodes in the cluster's file) or a smaller model."
     return f"Nearest setting that fits: {' '.join(settings)}"

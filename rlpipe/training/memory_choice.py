@@ -1,0 +1,46 @@
+"""What is chosen by memory at the start of a run, before workers start, and kept when it is resumed."""
+
+from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.load import load_config
+from rlpipe.config.root import Config
+from rlpipe.estimate.automatic import choice_note, is_automatic, with_choice_of
+from rlpipe.estimate.memory import load_model
+from rlpipe.estimate.present_cluster import present_cluster
+from rlpipe.estimate.run_estimate import plan
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.training.placement import ray_cluster
+
+
+def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, tuple[str, ...]]:
+    """The configuration without `auto` in the actor's settings, and what to tell the user. The model must be there.
+
+    The same on every start on the same hardware; a resumed run keeps what it began with, wherever it goes on.
+    """
+    if not is_automatic(config):
+        return config, ()
+    saved = RunDirectory.of(config).config
+    if resume and saved.exists():
+        chosen = with_choice_of(config, load_config(saved))
+        return chosen, (f"{choice_note(chosen)}, as the run began",)
+    planned = plan(config, load_model(config.model.path), _cluster(config))
+    problems = tuple(f"warning: by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
+    return planned.config, planned.notes + problems
+
+
+def _cluster(config: Config) -> ClusterConfig:
+    """Where the run's workers will be: this machine, or a node with GPUs of the cluster that the run joins."""
+    return present_cluster() if config.ray.address is None else _joined_cluster(config)
+
+
+def _joined_cluster(config: Config) -> ClusterConfig:
+    import ray
+
+    with ray_cluster(config):
+        resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = [int(one["GPU"]) for one in resources if one.get("GPU")]
+        ask = ray.remote(num_cpus=0, num_gpus=1 if gpus else 0, max_retries=0)(present_cluster)
+        node: ClusterConfig = ray.get(ask.remote(), timeout=config.deadlines.start_seconds)
+    if not gpus:
+        return node.model_copy(update={"nodes": len(resources)})
+    of_one = node.node.model_copy(update={"gpus": max(gpus)})
+    return node.model_copy(update={"nodes": len(gpus), "node": of_one})
