@@ -40,14 +40,14 @@ class EngineConfig(Section):
     """Data type of weights and activations."""
 
     kv_cache_tokens: int | None = Field(None, ge=1)
-    """Capacity of the KV pool in tokens; when empty, from `memory_fraction` on a GPU, and on a CPU enough for
-    `max_running_requests` requests of the longest kind."""
+    """Capacity of the KV pool in tokens; when empty, enough for `max_running_requests` requests of the longest kind, on a
+    GPU within `memory_fraction`."""
 
     max_running_requests: int = Field(256, ge=1)
-    """Requests decoded at the same time."""
+    """Requests decoded at the same time; one more on a GPU, where SGLang would otherwise run one fewer."""
 
     memory_fraction: float = Field(0.6, gt=0, lt=1)
-    """Share of device memory for weights and KV pool."""
+    """Most of the device's memory that weights, KV pool and recurrent states may take."""
 
     context_tokens: int | None = Field(None, ge=1)
     """Longest prompt plus response; from the model's config when empty."""
