@@ -40,8 +40,8 @@ class EngineConfig(Section):
     """Data type of weights and activations."""
 
     kv_cache_tokens: int | None = Field(None, ge=1)
-    """Capacity of the KV pool in tokens; when empty, enough for `max_running_requests` requests of the longest kind, on a
-    GPU within `memory_fraction`."""
+    """Capacity of the KV pool in tokens; when empty, enough for `max_running_requests` requests of the longest kind, on
+    a GPU within `memory_fraction`."""
 
     max_running_requests: int = Field(256, ge=1)
     """Requests decoded at the same time; one more on a GPU, where SGLang would otherwise run one fewer."""

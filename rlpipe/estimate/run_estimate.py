@@ -1,6 +1,7 @@
 """Whether a run fits a cluster: all that has a limit, and the seconds of an iteration."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rlpipe.config.cluster import ClusterConfig
@@ -47,12 +48,9 @@ class Plan:
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
 
-    @property
-    def roomy(self) -> bool:
-        """Whether it fits even if the bytes on devices and hosts are some more than planned."""
-        return not self.problems and all(
-            need.have is None or need.total <= need.have * _ROOMY_SHARE for need in self.needs if need.name != "disk"
-        )
+    def within(self, share: float, names: Collection[str]) -> bool:
+        """Whether the needs `names` take at most `share` of what is there."""
+        return all(need.have is None or need.total <= need.have * share for need in self.needs if need.name in names)
 
     @property
     def problems(self) -> list[str]:
@@ -73,12 +71,15 @@ def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: 
     """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None.
 
     Of settings that are `auto`, what needs least memory is chosen among those that train within 2 % of the fastest that
-    fits with some room, or among all where nothing fits.
+    fits with some room, or among all where nothing fits. Only needs count that depend on the choice.
     """
     if not is_automatic(config):
         return _plan(config, model, cluster, response_tokens)
     plans = [_plan(candidate, model, cluster, response_tokens) for candidate in candidates(config)]
-    fitting = [one for one in plans if one.roomy] or [one for one in plans if not one.problems]
+    sizes = {(need.name, need.total) for one in plans for need in one.needs}
+    concerned = [name for name, count in Counter(name for name, _ in sizes).items() if count > 1]
+    fitting = [one for one in plans if one.within(_ROOMY_SHARE, concerned)]
+    fitting = fitting or [one for one in plans if one.within(1.0, concerned)]
     fastest = min((one.seconds["forward_backward"] for one in fitting), default=0.0)
     near = [one for one in fitting if one.seconds["forward_backward"] <= fastest * _NEAR_FASTEST] or plans
     best = min(near, key=lambda one: sum(one.memory.actor.values()))
