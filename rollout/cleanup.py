@@ -86,6 +86,7 @@ def end_engine(pid: int, instance: str) -> None:
     end = time.monotonic() + _TERM_SECONDS
     while any(_status(process) not in _ENDED for process in processes) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
+    psutil.wait_procs(processes, timeout=0)  # those that have become this process's children are zombies until then
     _remove_queues(processes)
     remove_files(instance)
 
