@@ -1,7 +1,12 @@
 """What a killed engine leaves goes with the next one; what a living one uses stays."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import psutil
 
 from rollout import cleanup
 
@@ -43,3 +48,43 @@ def test_a_folder_of_somebody_else_stays(tmp_path, monkeypatch):
     (tmp_path / "rlpipe-engine-without-owner").mkdir()
     cleanup.remove_abandoned()
     assert (tmp_path / "rlpipe-engine-without-owner").is_dir()
+
+
+def test_an_engine_is_ended_from_outside_with_children_that_were_stopped_and_no_other():
+    environment = {**os.environ, "TMPDIR": str(cleanup.engine_directory("test-cleanup-lost"))}
+    command = [sys.executable, "-c", _OWNER]
+    engine, other = (
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True)
+        for name in ("test-cleanup-lost", "test-cleanup-other")
+    )
+    assert engine.stdout.readline() and other.stdout.readline()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    try:
+        child.send_signal(signal.SIGSTOP)
+        cleanup.end_engine(engine.pid, "test-cleanup-lost")
+        assert not psutil.pid_exists(engine.pid) and not psutil.pid_exists(child.pid)
+        assert not cleanup.engine_directory("test-cleanup-lost").exists()
+        assert other.poll() is None and cleanup.engine_directory("test-cleanup-other").exists()
+    finally:
+        for process in (engine, other, child):
+            process.kill()
+            process.wait()
+        cleanup.remove_files("test-cleanup-other")
+
+
+def test_a_stopped_process_below_an_engine_is_seen():
+    inner = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    engine = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE, text=True)
+    below = int(engine.stdout.readline())
+    try:
+        assert not cleanup.has_stopped_process(engine.pid)
+        os.kill(below, signal.SIGSTOP)
+        end = time.monotonic() + 5
+        while not cleanup.has_stopped_process(engine.pid) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert cleanup.has_stopped_process(engine.pid)
+    finally:
+        os.kill(below, signal.SIGKILL)
+        engine.kill()
+        engine.wait()
+    assert not cleanup.has_stopped_process(engine.pid)
