@@ -12,7 +12,7 @@ import psutil
 _SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _TERM_SECONDS = 3.0
 _KILL_SECONDS = 10.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 
 
 def adopt_orphans() -> None:
@@ -21,21 +21,19 @@ def adopt_orphans() -> None:
 
 
 def descendants(known: Collection[int] = ()) -> list[psutil.Process]:
-    """All processes below this one, without those whose ids are `known`."""
-    return [process for process in psutil.Process().children(recursive=True) if process.pid not in known]
+    """All running processes below this one, without those whose ids are `known`."""
+    return [one for one in psutil.Process().children(recursive=True) if one.pid not in known and _runs(one)]
 
 
 def end_descendants(known: Collection[int] = (), term_seconds: float = _TERM_SECONDS) -> None:
-    """End all processes below this one that are not `known`, and those that they start meanwhile.
+    """End all processes below this one that are not `known`, and those that they start meanwhile. Whoever started one
+    of them can still wait for it.
 
     term_seconds: how long they may take to end by themselves.
     """
     if term_seconds:
-        processes = _signalled(signal.SIGTERM, known)
-        psutil.wait_procs(processes, timeout=term_seconds)
-    end = time.monotonic() + _KILL_SECONDS
-    while (processes := _signalled(signal.SIGKILL, known)) and time.monotonic() < end:
-        psutil.wait_procs(processes, timeout=_POLL_SECONDS)
+        _signal_until_gone(signal.SIGTERM, known, term_seconds, again=False)
+    _signal_until_gone(signal.SIGKILL, known, _KILL_SECONDS, again=True)
 
 
 def end_of(pid: int) -> str | None:
@@ -59,9 +57,19 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def _signalled(number: signal.Signals, known: Collection[int]) -> list[psutil.Process]:
-    processes = descendants(known)
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-    return processes
+def _signal_until_gone(number: signal.Signals, known: Collection[int], seconds: float, again: bool) -> None:
+    end, told = time.monotonic() + seconds, set[int]()
+    while (processes := descendants(known)) and time.monotonic() < end:
+        for process in processes:
+            if again or process.pid not in told:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+                told.add(process.pid)
+        time.sleep(_POLL_SECONDS)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -11,7 +11,8 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.checkpoint_folder import latest_checkpoint, set_aside
 from rlpipe.shared.errors import ActorLostError, CheckpointError, DamagedCheckpointError, RlpipeError
-from rlpipe.shared.interrupts import finishing
+from rlpipe.shared.interrupts import finishing, raise_if_requested
+from rlpipe.training.iteration import IterationLog, IterationRecord
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
@@ -91,6 +92,22 @@ class Checkpoints:
         self._console = console
         self._saved = start.iteration if loaded else None
         self.whole: RunState | None = start
+
+    @contextmanager
+    def iteration(
+        self, log: IterationLog, number: int, state_after: Callable[[int], RunState]
+    ) -> Iterator[IterationRecord]:
+        """The record of iteration `number`. Where a signal stops the run after `commit`, it is at the end of this."""
+        with log.iteration(number) as record:
+            yield record
+            state = state_after(number)
+        self.whole = state
+        raise_if_requested()
+
+    def commit(self, record: IterationRecord) -> None:
+        """The policy is about to change: from here on a signal lets the iteration end, so that it can be saved."""
+        self.whole = None
+        record.finish_despite_signals(self._grace_seconds)
 
     def save(self, state: RunState) -> None:
         """In the background."""

@@ -20,6 +20,7 @@ import psutil
 
 from rlpipe.shared.descendants import descendants, end_descendants, end_of, is_stopped
 from rlpipe.shared.errors import EXIT_CODE
+from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, requested
 from rollout.cleanup import remove_abandoned
 
 _POLL_SECONDS = 0.1
@@ -110,6 +111,8 @@ class RayWatch(threading.Thread):
         self._leaving.acquire()  # the first one leaves, and takes whoever comes later with it
         end_descendants(term_seconds=0)  # before Ray's other processes print what they think of it
         remove_abandoned()
+        if requested():  # a signal to the whole process group, Ray's processes included
+            leave(INTERRUPTED_EXIT_CODE, INTERRUPTED, self._last_words())
         leave(EXIT_CODE, f"error: ray: {cause}", self._last_words())
 
 

@@ -1,7 +1,7 @@
 """Everything a run is made of, opened in order and closed in reverse, whatever happens."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
-from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
+from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.supervised.warm_start import warm_start
 from rlpipe.training.checkpoints import (
     Checkpoints,
@@ -84,20 +84,13 @@ class Session:
         """Numbers of the iterations still to do."""
         return range(self.start.iteration + 1, self.config.run.iterations + 1)
 
-    @contextmanager
-    def iteration(self, number: int) -> Iterator[IterationRecord]:
-        """The record of iteration `number`. Where a signal stops the run, it is after the iteration once the update
-        has begun."""
-        with self.log.iteration(number) as step:
-            yield step
-            state = self._state(number)
-        self.checkpoints.whole = state
-        raise_if_requested()
+    def iteration(self, number: int) -> AbstractContextManager[IterationRecord]:
+        """The record of iteration `number`, whose state can be saved afterwards."""
+        return self.checkpoints.iteration(self.log, number, self._state)
 
     def commit(self, record: IterationRecord) -> None:
         """The policy is about to change: from here on a signal lets the iteration end, so that it can be saved."""
-        self.checkpoints.whole = None
-        record.finish_despite_signals(self.config.fault.grace_seconds)
+        self.checkpoints.commit(record)
 
     def evaluate(self, iteration: int, record: IterationRecord) -> None:
         """Evaluate on the sets that are due after `iteration`."""

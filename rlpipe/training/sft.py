@@ -21,7 +21,7 @@ from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.prepare import prepare
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.interrupts import CleanupStack, raise_if_requested
+from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.supervised.examples import Examples, load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs
 from rlpipe.training.actor_restarts import actor_attempts
@@ -31,7 +31,7 @@ from rlpipe.training.checkpoints import (
     checkpoint_is_due,
     load_newest,
 )
-from rlpipe.training.iteration import IterationLog, IterationRecord
+from rlpipe.training.iteration import IterationLog
 from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_choice import with_memory_choices
@@ -72,28 +72,14 @@ class SupervisedSession:
     start: RunState
     checkpoints: Checkpoints
 
-    @contextmanager
-    def iteration(self, number: int) -> Iterator[IterationRecord]:
-        """The record of iteration `number`. Where a signal stops the run, it is after the iteration once the update
-        has begun."""
-        with self.log.iteration(number) as step:
-            yield step
-            state = self._state(number)
-        self.checkpoints.whole = state
-        raise_if_requested()
-
-    def commit(self, record: IterationRecord) -> None:
-        """The policy is about to change: from here on a signal lets the iteration end, so that it can be saved."""
-        self.checkpoints.whole = None
-        record.finish_despite_signals(self.config.fault.grace_seconds)
-
     def checkpoint(self, iteration: int) -> None:
         """Save where it is due after `iteration`."""
         if checkpoint_is_due(self.config, iteration):
-            self.checkpoints.save(self._state(iteration))
+            self.checkpoints.save(self.state(iteration))
         self.policies.after_iteration(iteration, {})
 
-    def _state(self, iteration: int) -> RunState:
+    def state(self, iteration: int) -> RunState:
+        """What a checkpoint after `iteration` keeps of the driver."""
         at = self.stream.state
         return RunState(iteration, at.epoch, at.position, data=self.examples.fingerprint)
 
@@ -124,7 +110,7 @@ def _iterate(run: SupervisedSession) -> None:
     config = run.config
     cost = flops_cost(config.model.path)
     for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
-        with run.iteration(iteration) as step:
+        with run.checkpoints.iteration(run.log, iteration, run.state) as step:
             with step.phase("data"):
                 sequences = run.stream.take(run.settings.sequences_per_step)
             with step.phase("pack"):
@@ -135,7 +121,7 @@ def _iterate(run: SupervisedSession) -> None:
                     cost=cost,
                     wrapped=run.settings.packing == "wrapped",
                 )
-            run.commit(step)
+            run.checkpoints.commit(step)
             with step.phase("train"):
                 report = run.actor.train(packs.ranks, _ALGORITHM)
             with step.phase("tracking"):
