@@ -240,6 +240,9 @@ _DECLARED = [
     Metric("weight_sync/version", "versions", "weight version that the engines hold"),
     Metric("weight_sync/bytes", "bytes", "bytes sent to one engine"),
     Metric("weight_sync/gigabytes_per_second", "gigabytes/second", "bytes over the seconds of the transfer"),
+    Metric(
+        "fault/actor_restarts_count", "count", "starts of the actor in place of a lost one, up to the first row after"
+    ),
     Metric("fault/engine_restarts_count", "count", "engines started in the places of lost ones"),
     Metric("fault/requests_reissued_count", "count", "requests of lost engines that were made again"),
     Metric("fault/answers_refused_count", "count", "answers that could not be used; their engines were restarted"),

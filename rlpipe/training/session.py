@@ -43,7 +43,8 @@ from rollout.pool import RolloutPool
 
 @dataclass
 class Run:
-    """What outlives an actor: files, inputs, Ray with its reserved resources, graders. `clock`: of the next start."""
+    """What outlives an actor: files, inputs, Ray with its reserved resources, graders. `clock`: of the next start.
+    `restarts`: of the actor so far."""
 
     config: Config
     directory: RunDirectory
@@ -52,10 +53,12 @@ class Run:
     grading: GradingPool
     bundles: Bundles
     clock: StartClock
+    restarts: int = 0
 
-    def restart_clock(self) -> None:
+    def expect_restart(self) -> None:
         """Another start begins."""
         self.clock = StartClock(self.console)
+        self.restarts += 1
 
 
 @dataclass
@@ -161,7 +164,7 @@ def open_session(run: Run) -> Iterator[Session]:
     checkpoint = latest_checkpoint(directory.checkpoints)
     config = _with_saved_reference(run.config, directory, checkpoint)
     with CleanupStack() as stack:
-        stack.callback(run.restart_clock)
+        stack.callback(run.expect_restart)
         logs = str(directory.logs.absolute())
         workers = stack.enter_context(open_workers(config, config.algorithm, run.bundles, logs, console, clock))
         pool, actor, memory_sharing = workers.pool, workers.actor, workers.memory_sharing
@@ -191,7 +194,7 @@ def open_session(run: Run) -> Iterator[Session]:
             config=config,
             directory=directory,
             console=console,
-            log=IterationLog(trackers, console, clock.metrics()),
+            log=IterationLog(trackers, console, clock.metrics() | {"fault/actor_restarts_count": float(run.restarts)}),
             prompt_set=run.inputs.training,
             pool=pool,
             actor=actor,

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.layouts import LAYOUTS, assert_same
+from tests.chaos.layouts import LAYOUTS, arguments_of, assert_same
 from tests.rlpipe.run_support import (
     MARK,
     PROJECT,
-    UNTRACKED,
     assert_no_process_is_left,
     metric_rows,
-    run_arguments,
     run_command,
 )
 
@@ -34,19 +32,21 @@ ACTOR_STRIKES = list(itertools.product(LAYOUTS, SIGNALS, (*STARTS[2:], *PHASES))
 def undisturbed(tmp_path_factory):
     """Of each layout the folder of a whole run."""
     found = {}
-    for name, layout in LAYOUTS.items():
+    for layout in LAYOUTS:
         folder = tmp_path_factory.mktemp("undisturbed")
-        run_command("train", *run_arguments(folder, *UNTRACKED, *layout))
-        found[name] = folder / "small"
+        run_command("train", *arguments_of(layout, folder))
+        found[layout] = folder / "small"
     return found
 
 
-def struck(folder: Path, strike: tuple[str, str, int, signal.Signals, float], *settings: str) -> tuple[int, str]:
+def struck(
+    folder: Path, strike: tuple[str, str, int, signal.Signals, float], *more: str, layout: str = "one process"
+) -> tuple[int, str]:
     """Exit code and output of a run that has met `strike`."""
     mark = uuid.uuid4().hex
     words = [strike[0], strike[1], str(strike[2]), strike[3].name, str(strike[4])]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.struck_train", *words, *run_arguments(folder, *UNTRACKED, *settings)],
+        [sys.executable, "-m", "tests.chaos.struck_train", *words, *arguments_of(layout, folder, *more)],
         cwd=PROJECT,
         env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT)},
         stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ def struck(folder: Path, strike: tuple[str, str, int, signal.Signals, float], *s
 @pytest.mark.parametrize(("layout", "number", "where"), random.Random(0).sample(ACTOR_STRIKES, 24))
 def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout, number, where):
     which = 0 if where in STARTS else -1
-    code, output = struck(tmp_path, (where, "actor", which, number, 0.02), *LAYOUTS[layout], *HEALS)
+    code, output = struck(tmp_path, (where, "actor", which, number, 0.02), *HEALS, layout=layout)
     assert code == 0, output
     assert_same(undisturbed[layout], tmp_path / "small")
 
@@ -89,7 +89,7 @@ def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, victim
     (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert f"the {'GCS' if victim == 'gcs' else 'raylet'} of this machine" in sentence
     assert ("continue with --resume" in sentence) == (where[0] == "3")
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED), "--requeued")
+    run_command("train", *arguments_of("one process", tmp_path), "--requeued")
     assert_same(undisturbed["one process"], tmp_path / "small")
 
 
@@ -104,5 +104,5 @@ def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, number, where)
     if number is signal.SIGTERM and ":" in where:
         (*_, last) = [0, *(row["iteration"] for row in metric_rows(tmp_path / "small"))]
         assert f"iteration_{last:08d}; continue with --resume" in output
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED), "--requeued")
+    run_command("train", *arguments_of("one process", tmp_path), "--requeued")
     assert_same(undisturbed["one process"], tmp_path / "small")

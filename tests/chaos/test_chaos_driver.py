@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.layouts import LAYOUTS, assert_same
+from tests.chaos.layouts import LAYOUTS, arguments_of, assert_same
 from tests.rlpipe.run_support import (
-    UNTRACKED,
     assert_no_process_is_left,
     metric_rows,
-    run_arguments,
     run_command,
     start_command,
 )
@@ -27,10 +25,10 @@ SECONDS = 300
 def undisturbed(tmp_path_factory):
     """Of each layout the folder of a whole run, and how many seconds it took."""
     found = {}
-    for layout in LAYOUTS.values():
+    for layout in LAYOUTS:
         folder = tmp_path_factory.mktemp("undisturbed")
         begin = time.monotonic()
-        run_command("train", *run_arguments(folder, *UNTRACKED, *layout))
+        run_command("train", *arguments_of(layout, folder))
         found[layout] = folder / "small", time.monotonic() - begin
     return found
 
@@ -40,20 +38,20 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("kill", range(KILLS))
 def test_a_killed_driver_is_resumed(undisturbed, tmp_path, kill):
     numbers = random.Random(kill)
-    layout = list(LAYOUTS.values())[kill % len(LAYOUTS)]
+    layout = list(LAYOUTS)[kill % len(LAYOUTS)]
     whole, seconds = undisturbed[layout]
     number = numbers.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     output, code, rows = killed_run(tmp_path, layout, number, numbers.uniform(0.5, seconds))
     if number is not signal.SIGKILL and rows and code == 130:
         assert "continue with --resume" in output, output
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *layout), "--requeued")
+    run_command("train", *arguments_of(layout, tmp_path), "--requeued")
     assert_same(whole, tmp_path / "small")
 
 
-def killed_run(folder: Path, layout: tuple[str, ...], number: signal.Signals, seconds: float) -> tuple[str, int, int]:
+def killed_run(folder: Path, layout: str, number: signal.Signals, seconds: float) -> tuple[str, int, int]:
     """What it said, its exit code and how many rows it left."""
     mark = uuid.uuid4().hex
-    process = start_command("train", *run_arguments(folder, *UNTRACKED, *layout), mark=mark)
+    process = start_command("train", *arguments_of(layout, folder), mark=mark)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
