@@ -44,6 +44,8 @@ _FIXES = {
     errno.ENAMETOOLONG: "choose a shorter one",
     errno.ENOTDIR: "correct the path",
     errno.EISDIR: "correct the path",
+    errno.EEXIST: "remove what stands there, or choose another place",
+    errno.ELOOP: "remove that link",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 

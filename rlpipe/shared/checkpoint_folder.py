@@ -50,7 +50,8 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 def unfinished_checkpoints(directory: Path) -> list[Path]:
     """Folders of saves that were interrupted."""
-    return sorted(path for path in directory.glob(".iteration_*.partial") if _UNFINISHED.fullmatch(path.name))
+    found = (path for path in directory.glob(".iteration_*.partial") if _UNFINISHED.fullmatch(path.name))
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def named_checkpoint(directory: Path, name: str) -> Path:
