@@ -19,7 +19,8 @@ class DatasetConfig(Section):
     """Name of the data set in metrics, sample ids and reports; a training set and an evaluation set may share one."""
 
     path: str
-    """A .jsonl, .json or .parquet file, a folder of such files, or the name of a data set on the hub."""
+    """A .jsonl, .json or .parquet file, a folder of such files, or the name of a data set on the hub, also with a
+    revision: `owner/name@revision`."""
 
     split: str = "train"
     """Split of a hub data set (`train[:100]` is allowed there), or of a folder: its files `train.jsonl`,
@@ -27,6 +28,9 @@ class DatasetConfig(Section):
 
     rows: str | None = None
     """Slice of the rows kept, `start:stop`, after loading; either side may be empty."""
+
+    streaming: bool = False
+    """Take the rows from the hub as they come, without downloading the whole data set; `rows` says how many."""
 
     prompt_column: str = "prompt"
     """Column that holds the prompt: text, or a list of chat messages (`role`, `content`)."""
@@ -60,6 +64,15 @@ class DatasetConfig(Section):
         if rows is not None and not _ROWS.fullmatch(rows):
             raise ValueError(f"{rows[:40]!r} must be start:stop, for instance 0:100")
         return rows
+
+    @model_validator(mode="after")
+    def _a_stream_ends(self) -> Self:
+        if self.streaming and not re.fullmatch(r"\d*:\d+", self.rows or ""):
+            raise ValueError(
+                f"data set {self.name!r}: a streamed data set has no end, but rows is {self.rows!r}: set rows to those "
+                "that are wanted, for instance 0:100000"
+            )
+        return self
 
 
 class SamplingOverrides(Section):
@@ -122,6 +135,12 @@ class DataConfig(Section):
 
     max_prompt_tokens: int = Field(512, ge=1)
     """Longer prompts are left out and counted (`data/prompts_too_long`)."""
+
+    cache_directory: str | None = None
+    """Where rendered and tokenized rows are kept between runs; in the cache of `datasets` (`HF_HOME`) when empty."""
+
+    processes: int | None = Field(None, ge=1)
+    """Processes that render and tokenize rows the first time; one for each core when empty."""
 
     skip_bad_rows: bool = False
     """Count and skip rows that are malformed or lack a column; otherwise the first is an error with file and line."""

@@ -1,17 +1,28 @@
 """From rows to tokenized prompts."""
 
+import bisect
+import itertools
+import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import xxhash
+from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.mapped_rows import (
+    EncodedRow,
+    MappedRows,
+    Preparation,
+    RowEncoder,
+    fingerprint_of,
+    map_rows,
+)
 from rlpipe.data.row_checks import messages_problem
-from rlpipe.data.rows import Row, load_rows
+from rlpipe.data.row_source import first_line
+from rlpipe.data.rows import Row
 from rlpipe.data.special_text import SpecialText
 from rlpipe.model.hub import model_folder
 from rlpipe.shared.errors import DataError, ModelError
@@ -24,6 +35,49 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+class PromptTable(Sequence[Prompt]):
+    """Prompts of data sets, one after another; each is made when it is asked for."""
+
+    def __init__(self, parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> None:
+        self.parts = parts
+        self._ends = list(itertools.accumulate(len(rows.kept) for _, rows in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | Sequence[Prompt]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        position = range(len(self))[index]  # IndexError, and counts from the end
+        part = bisect.bisect_right(self._ends, position)
+        dataset, rows = self.parts[part]
+        position -= self._ends[part - 1] if part else 0
+        row = rows.row(position)
+        return Prompt(
+            prompt_id=f"{dataset.name}/{rows.numbers[position]}",
+            text=row["text"],
+            token_ids=tuple(row["token_ids"]),
+            label=row["label"],
+            dataset=dataset.name,
+            metadata=json.loads(row["metadata"]),
+        )
+
+    @property
+    def digests(self) -> NDArray[np.int64]:
+        """A number for each prompt, equal where the texts are."""
+        return np.concatenate([rows.digests for _, rows in self.parts])
+
+    def firsts(self) -> Iterator[Prompt]:
+        """The first prompt of each data set that has any."""
+        for start, end in itertools.pairwise([0, *self._ends]):
+            if start < end:
+                yield self[start]
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts of one or several data sets, in file order, with what was left out.
@@ -31,19 +85,43 @@ class PromptSet:
     `special_text_rows`: rows that hold text of special tokens, which stays text.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: PromptTable
     too_long: int
     rows_skipped: int
     special_text_rows: int = 0
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Changes with any token or label, and with their order."""
-        digest = xxhash.xxh3_64()
-        for prompt in self.prompts:
-            digest.update(f"{prompt.prompt_id} {len(prompt.token_ids)} {prompt.label}\n".encode())
-            digest.update(np.asarray(prompt.token_ids, np.int64).tobytes())
-        return digest.hexdigest()
+        return fingerprint_of(self.prompts.parts)
+
+
+@dataclass(frozen=True)
+class PromptEncoder(RowEncoder):
+    """A row as a prompt."""
+
+    max_prompt_tokens: int = 0
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        return {"max_prompt_tokens": self.max_prompt_tokens}
+
+    def encode(self, row: Row) -> EncodedRow:
+        dataset = self.dataset
+        text = _render(row, dataset, self.tokenizer, self.special)
+        columns = {name: value for name, value in row.values.items() if name != dataset.prompt_column}
+        if dataset.reward:
+            columns["reward"] = dataset.reward
+        token_ids = self.special.token_ids(text)
+        return EncodedRow(
+            text=self.special.shown(text),
+            token_ids=token_ids,
+            label=str(row.values[dataset.label_column]),
+            metadata=columns,
+            prompt_tokens=len(token_ids),
+            special_text=not dataset.allow_special_tokens and self.special.found_in(row.values),
+            too_long=len(token_ids) > self.max_prompt_tokens,
+        )
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
@@ -59,7 +137,7 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
         tokenizer("a")  # some wrong settings are met only in use
         return tokenizer
     except Exception as error:  # transformers and tokenizers raise many unrelated types for damaged files
-        raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {_first_line(error)}") from None
+        raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {first_line(error)}") from None
 
 
 def load_prompts(
@@ -67,55 +145,34 @@ def load_prompts(
     tokenizer: "PreTrainedTokenizerBase",
     max_prompt_tokens: int,
     skip_bad_rows: bool,
+    preparation: Preparation = Preparation(),
 ) -> PromptSet:
     """Prompts of all `datasets`, concatenated. Raises DataError for a bad row or when nothing is short enough."""
-    special = SpecialText(tokenizer)
-    prompts: list[Prompt] = []
-    too_long = skipped = special_rows = 0
-    problem = ""
-    for dataset in datasets:
-        loaded = load_rows(dataset, skip_bad_rows)
-        skipped += loaded.skipped
-        for index, row in enumerate(loaded.rows):
-            try:
-                prompt = prompt_of_row(index, row, dataset, tokenizer, special)
-            except DataError as error:
-                if not skip_bad_rows:
-                    raise
-                problem = problem or str(error)
-                skipped += 1
-                continue
-            special_rows += not dataset.allow_special_tokens and special.found_in(row.values)
-            if len(prompt.token_ids) > max_prompt_tokens:
-                too_long += 1
-            else:
-                prompts.append(prompt)
-    if not prompts:
+    parts = [
+        (dataset, map_rows(PromptEncoder(dataset, tokenizer, max_prompt_tokens=max_prompt_tokens), preparation))
+        for dataset in datasets
+    ]
+    for dataset, rows in parts:
+        check_usable(dataset, rows, skip_bad_rows)
+    prompts = PromptTable(parts)
+    too_long = sum(rows.too_long for _, rows in parts)
+    if not len(prompts):
         names = ", ".join(dataset.name for dataset in datasets)
         if not too_long:
+            problem = next((rows.first_problem for _, rows in parts if rows.first_problem), "")
             raise DataError(f"data sets {names}: no usable row is left; the first was skipped for: {problem}")
         raise DataError(
             f"data sets {names}: all {too_long} prompts are longer than data.max_prompt_tokens = {max_prompt_tokens}"
         )
-    return PromptSet(tuple(prompts), too_long, skipped, special_rows)
+    skipped = sum(rows.skipped for _, rows in parts)
+    return PromptSet(prompts, too_long, skipped, sum(rows.special_text_rows for _, rows in parts))
 
 
-def prompt_of_row(
-    index: int, row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText
-) -> Prompt:
-    """The prompt of one row that passed its checks. Raises DataError where it cannot be rendered."""
-    text = _render(row, dataset, tokenizer, special)
-    columns = {name: value for name, value in row.values.items() if name not in (dataset.prompt_column,)}
-    if dataset.reward:
-        columns["reward"] = dataset.reward
-    return Prompt(
-        prompt_id=f"{dataset.name}/{index}",
-        text=special.shown(text),
-        token_ids=tuple(special.token_ids(text)),
-        label=str(row.values[dataset.label_column]),
-        dataset=dataset.name,
-        metadata=columns,
-    )
+def check_usable(dataset: DatasetConfig, rows: MappedRows, skip_bad_rows: bool) -> None:
+    """Raise DataError for the first bad row, unless such rows are skipped, and where all are malformed."""
+    rows.check(skip_bad_rows)
+    if rows.malformed == rows.count:
+        raise DataError(f"data set {dataset.name!r} ({dataset.path}): no usable row is left of {rows.count}")
 
 
 def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText) -> str:
@@ -152,10 +209,10 @@ def render_chat(
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
     except TemplateSyntaxError as error:
-        raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {_first_line(error)}") from None
+        raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {first_line(error)}") from None
     except Exception as error:  # a template is a program of someone else, and may raise anything
         raise DataError(
-            f"{place}: the chat template of {tokenizer.name_or_path} fails on this row: {_first_line(error)}"
+            f"{place}: the chat template of {tokenizer.name_or_path} fails on this row: {first_line(error)}"
         ) from None
     for message in messages:
         if message["role"] != "assistant" and message["content"].strip() not in text:
@@ -197,7 +254,3 @@ def fill_from_row(template: str, prompt: Prompt, special: SpecialText | None = N
     if special is not None:
         values = special.prepared(values, prompt.prompt_id)
     return _fill(template, values, prompt.prompt_id)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Item = TypeVar("Item")
+_KEPT_ORDERS = 2
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,15 @@ class PromptStream(Generic[Item]):
         self._seed = seed
         self._shuffle = shuffle
         self.state = state
-        self._order = self._order_of(state.epoch)
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
     def take(self, count: int) -> list[Item]:
         """The next `count` prompts; an epoch ends only when all its prompts are taken."""
         taken: list[Item] = []
         while len(taken) < count:
-            rest = self._order[self.state.position : self.state.position + count - len(taken)]
-            taken.extend(self._prompts[index] for index in rest)
+            order = self._order_of(self.state.epoch)
+            rest = order[self.state.position : self.state.position + count - len(taken)]
+            taken.extend(self._prompts[int(index)] for index in rest)
             self._advance(len(rest))
         return taken
 
@@ -46,19 +51,20 @@ class PromptStream(Generic[Item]):
     def item(self, number: int) -> Item:
         """The item that was, or will be, taken after `number` others."""
         epoch, position = divmod(number, len(self._prompts))
-        order = self._order if epoch == self.state.epoch else self._order_of(epoch)
-        return self._prompts[order[position]]
+        return self._prompts[int(self._order_of(epoch)[position])]
 
     def _advance(self, count: int) -> None:
         position = self.state.position + count
-        if position < len(self._order):
-            self.state = StreamState(self.state.epoch, position)
-            return
-        self.state = StreamState(self.state.epoch + 1, 0)
-        self._order = self._order_of(self.state.epoch)
+        ended = position == len(self._prompts)
+        self.state = StreamState(self.state.epoch + 1, 0) if ended else StreamState(self.state.epoch, position)
 
-    def _order_of(self, epoch: int) -> list[int]:
-        order = list(range(len(self._prompts)))
-        if self._shuffle:
-            random.Random(f"prompt order {self._seed} {epoch}").shuffle(order)
-        return order
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        """Kept for the last epochs that were asked for: a long one takes a second to shuffle."""
+        if epoch not in self._orders:
+            order = list(range(len(self._prompts)))
+            if self._shuffle:
+                random.Random(f"prompt order {self._seed} {epoch}").shuffle(order)
+            while len(self._orders) >= _KEPT_ORDERS:
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = np.array(order, dtype=np.int64)
+        return self._orders[epoch]

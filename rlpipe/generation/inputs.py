@@ -1,13 +1,17 @@
 """What a run reads before it starts anything: model folder, tokenizer, prompts, graders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rewards.chooser import GraderChooser
+from rlpipe.config.base import template_fields
 from rlpipe.config.root import Config
 from rlpipe.data import PromptSet, load_prompts
+from rlpipe.data.mapped_rows import Preparation
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
 from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.generation.generate_functions import GenerateFunction, generate_function
@@ -34,7 +38,7 @@ class Inputs:
     made: tuple[Path, ...]
     tokenizer: "PreTrainedTokenizerBase"
     training: PromptSet
-    evaluation: Mapping[str, tuple[Prompt, ...]]
+    evaluation: Mapping[str, Sequence[Prompt]]
     notes: tuple[str, ...]
     chooser: GraderChooser
     generate: GenerateFunction
@@ -62,16 +66,18 @@ def load_inputs(config: Config) -> Inputs:
     load_model_shape(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
     data = config.data
-    training = load_prompts(data.train, tokenizer, data.max_prompt_tokens, data.skip_bad_rows)
+    preparation = Preparation(data.cache_directory, data.processes)
+    training = load_prompts(data.train, tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation)
     evaluation = {
-        dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows)
+        dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation)
         for dataset in config.eval.datasets
     }
     chooser = GraderChooser(config.reward, [*data.train, *config.eval.datasets])
     for prompts in (training, *evaluation.values()):
-        for prompt in prompts.prompts:
+        # Without a column that names graders, the rows of a data set have the same one.
+        for prompt in prompts.prompts if config.reward.column else prompts.prompts.firsts():
             chooser.choose(prompt)
-    if config.warm_start:
+    if config.warm_start and set(template_fields(config.warm_start.response_template)) != {"label"}:
         for prompt in training.prompts:
             fill_from_row(config.warm_start.response_template, prompt)
     return Inputs(
@@ -110,9 +116,9 @@ def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptS
                 f"evaluation set {name}: {prompts.too_long} prompts are too long and {prompts.rows_skipped} rows are "
                 "malformed; they are left out"
             )
-    trained = {prompt.text for prompt in training.prompts}
+    trained = training.prompts.digests
     for name, prompts in evaluation.items():
-        shared = sum(prompt.text in trained for prompt in prompts.prompts)
+        shared = int(np.count_nonzero(np.isin(prompts.prompts.digests, trained)))
         if shared == len(prompts.prompts) and not config.eval.allow_training_rows:
             raise DataError(
                 f"evaluation set {name!r}: all its {shared} prompts are training prompts too, so it would not tell "

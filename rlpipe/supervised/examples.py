@@ -1,20 +1,26 @@
 """From rows to supervised sequences: a prompt and its answer, or a whole conversation."""
 
+import bisect
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import xxhash
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
 
 from rlpipe.batching import supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
+from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig
-from rlpipe.data import load_prompts
-from rlpipe.data.prompts import fill_from_row, message_list, render_chat
-from rlpipe.data.rows import load_rows
+from rlpipe.data.mapped_rows import (
+    EncodedRow,
+    MappedRows,
+    Preparation,
+    RowEncoder,
+    fingerprint_of,
+    map_rows,
+)
+from rlpipe.data.prompts import PromptEncoder, check_usable, fill_from_row, message_list, render_chat
+from rlpipe.data.rows import Row
 from rlpipe.data.special_text import SpecialText
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
@@ -25,24 +31,46 @@ if TYPE_CHECKING:
     Tokenizer = PreTrainedTokenizerBase
 
 
+class SequenceTable(Sequence[TrainingSequence]):
+    """Sequences of data sets, one after another; each is made when it is asked for."""
+
+    def __init__(self, parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> None:
+        self.parts = parts
+        self._ends = list(itertools.accumulate(len(rows.kept) for _, rows in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrainingSequence]: ...
+    def __getitem__(self, index: int | slice) -> TrainingSequence | Sequence[TrainingSequence]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        position = range(len(self))[index]  # IndexError, and counts from the end
+        part = bisect.bisect_right(self._ends, position)
+        dataset, rows = self.parts[part]
+        position -= self._ends[part - 1] if part else 0
+        row = rows.row(position)
+        tokens, prompt = row["token_ids"], row["prompt_tokens"]
+        name = f"{dataset.name}/{rows.numbers[position]}"
+        return supervised_sequence(name, tokens[:prompt], tokens[prompt:], row["loss_mask"])
+
+
 @dataclass(frozen=True)
 class Examples:
     """Sequences in file order, with counts of what was left out."""
 
-    sequences: tuple[TrainingSequence, ...]
+    sequences: SequenceTable
     too_long: int
     rows_skipped: int
     special_text_rows: int = 0
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Changes with any token or its mask, and with the order of sequences."""
-        digest = xxhash.xxh3_64()
-        for sequence in self.sequences:
-            digest.update(f"{sequence.sequence_id} {sequence.tokens}\n".encode())
-            digest.update(np.ascontiguousarray(sequence.token_ids).tobytes())
-            digest.update(np.ascontiguousarray(sequence.loss_mask).tobytes())
-        return digest.hexdigest()
+        """Changes with any token or mask, and with their order."""
+        return fingerprint_of(self.sequences.parts)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,31 +83,86 @@ class Examples:
         )
 
 
-@dataclass
-class _Built:
-    """Sequences so far, with counts of what was left out."""
+@dataclass(frozen=True)
+class AnswerEncoder(PromptEncoder):
+    """A row as a prompt and the answer made from it."""
 
-    sequences: list[TrainingSequence] = field(default_factory=list)
-    too_long: int = 0
-    skipped: int = 0
-    special_rows: int = 0
+    response_template: str = "{label}"
+    max_sequence_tokens: int = 0
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        return {**super().limits, "template": self.response_template, "max_sequence_tokens": self.max_sequence_tokens}
+
+    def encode(self, row: Row) -> EncodedRow:
+        encoded = super().encode(row)
+        prompt = Prompt(row.place, encoded.text, tuple(encoded.token_ids), encoded.label, "", encoded.metadata)
+        special = None if self.dataset.allow_special_tokens else self.special
+        answer = answer_token_ids(prompt, self.response_template, self.tokenizer, special)
+        tokens = [*prompt.token_ids, *answer]
+        too_long = encoded.too_long or len(tokens) > self.max_sequence_tokens
+        mask = [1] * len(answer)
+        return replace(encoded, token_ids=tokens, loss_mask=mask, metadata={}, too_long=too_long)
+
+
+@dataclass(frozen=True)
+class ConversationEncoder(RowEncoder):
+    """A row as a conversation."""
+
+    max_sequence_tokens: int = 0
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        return {"max_sequence_tokens": self.max_sequence_tokens}
+
+    def encode(self, row: Row) -> EncodedRow:
+        messages: Any = message_list(row.values[self.dataset.prompt_column], row.place)
+        hides = not self.dataset.allow_special_tokens
+        special_text = hides and self.special.found_in(messages)
+        shown = self.special.prepared(messages, row.place, hides)
+        prompt_ids, answer_ids, mask = conversation_token_ids(row.place, shown, self.tokenizer, self.special)
+        if not prompt_ids:
+            raise DataError(f"{row.place}: nothing stands before the first answer: give it a prompt")
+        return EncodedRow(
+            text="",
+            token_ids=[*prompt_ids, *answer_ids],
+            loss_mask=mask,
+            prompt_tokens=len(prompt_ids),
+            special_text=special_text,
+            too_long=len(prompt_ids) + len(answer_ids) > self.max_sequence_tokens,
+        )
 
 
 def load_examples(config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> Examples:
     """All training rows as sequences. Raises DataError for a bad row or when nothing is short enough."""
-    special = SpecialText(tokenizer)
-    build = _from_conversations if settings.conversations else _from_prompts
-    built = build(config, settings, tokenizer, special)
-    sequences = built.sequences
-    kept = tuple(sequence for sequence in sequences if sequence.tokens <= settings.max_sequence_tokens)
-    if not sequences:
-        raise DataError(f"no usable row is left; {built.skipped} were skipped (data.skip_bad_rows)")
-    if not kept:
-        raise DataError(
-            f"all {len(sequences)} sequences are longer than sft.max_sequence_tokens = {settings.max_sequence_tokens}"
+    data = config.data
+    preparation = Preparation(data.cache_directory, data.processes)
+    parts = [(one, map_rows(_encoder(one, config, settings, tokenizer), preparation)) for one in data.train]
+    for dataset, rows in parts:
+        check_usable(dataset, rows, data.skip_bad_rows)
+    kept = SequenceTable(parts)
+    too_long, skipped = sum(rows.too_long for _, rows in parts), sum(rows.skipped for _, rows in parts)
+    if not len(kept):
+        if not too_long:
+            raise DataError(f"no usable row is left; {skipped} were skipped (data.skip_bad_rows)")
+        limit = f"sft.max_sequence_tokens = {settings.max_sequence_tokens}"
+        prompts = "" if settings.conversations else f", or their prompts than {data.max_prompt_tokens} tokens"
+        raise DataError(f"all {too_long} sequences are longer than {limit}{prompts}")
+    return Examples(kept, too_long, skipped, sum(rows.special_text_rows for _, rows in parts))
+
+
+def _encoder(dataset: DatasetConfig, config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> RowEncoder:
+    if settings.conversations:
+        return ConversationEncoder(
+            dataset, tokenizer, with_label=False, max_sequence_tokens=settings.max_sequence_tokens
         )
-    too_long = built.too_long + len(sequences) - len(kept)
-    return Examples(kept, too_long, built.skipped, built.special_rows)
+    return AnswerEncoder(
+        dataset,
+        tokenizer,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        response_template=settings.response_template,
+        max_sequence_tokens=settings.max_sequence_tokens,
+    )
 
 
 def answer_sequence(
@@ -89,11 +172,19 @@ def answer_sequence(
 
     special: text of special tokens in the row stays text; without it, it becomes those tokens.
     """
+    answer = answer_token_ids(prompt, response_template, tokenizer, special)
+    return supervised_sequence(prompt.prompt_id, prompt.token_ids, answer)
+
+
+def answer_token_ids(
+    prompt: Prompt, response_template: str, tokenizer: "Tokenizer", special: SpecialText | None
+) -> list[int]:
+    """The answer of `answer_sequence`, with the end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer {tokenizer.name_or_path} has no end-of-sequence token; give it one")
     text = fill_from_row(response_template, prompt, special)
     answer = special.token_ids(text) if special else tokenizer(text, add_special_tokens=False)["input_ids"]
-    return supervised_sequence(prompt.prompt_id, prompt.token_ids, [*answer, tokenizer.eos_token_id])
+    return [*answer, tokenizer.eos_token_id]
 
 
 def conversation_sequence(
@@ -105,58 +196,29 @@ def conversation_sequence(
 
     Raises DataError when no turn is the assistant's, or when the template rewrites earlier turns as later ones come.
     """
+    special = special or SpecialText(tokenizer)
+    return supervised_sequence(sequence_id, *conversation_token_ids(sequence_id, messages, tokenizer, special))
+
+
+def conversation_token_ids(
+    place: str, messages: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer", special: SpecialText
+) -> tuple[list[int], list[int], list[int]]:
+    """What comes before the first answer, everything from there on, and which of that is trained (1, 0)."""
     segments: list[tuple[str, int]] = []
     done = ""
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = render_chat(messages[:index], tokenizer, sequence_id, add_generation_prompt=True)
-        after = render_chat(messages[: index + 1], tokenizer, sequence_id, add_generation_prompt=False)
+        before = render_chat(messages[:index], tokenizer, place, add_generation_prompt=True)
+        after = render_chat(messages[: index + 1], tokenizer, place, add_generation_prompt=False)
         if not (before.startswith(done) and after.startswith(before)):
-            raise DataError(
-                f"{sequence_id}: the chat template rewrites earlier turns, so turns cannot be trained apart"
-            )
+            raise DataError(f"{place}: the chat template rewrites earlier turns, so turns cannot be trained apart")
         segments += [(before[len(done) :], 0), (after[len(before) :], 1)]
         done = after
     if not segments:
-        raise DataError(f"{sequence_id}: the conversation has no assistant turn to train on")
-    special = special or SpecialText(tokenizer)
+        raise DataError(f"{place}: the conversation has no assistant turn to train on")
     pieces = [(special.token_ids(text), trained) for text, trained in segments]
     (prompt_ids, _), *rest = pieces
     answer_ids = [token for ids, _ in rest for token in ids]
     answer_mask = [trained for ids, trained in rest for _ in ids]
-    return supervised_sequence(sequence_id, prompt_ids, answer_ids, answer_mask)
-
-
-def _from_prompts(config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer", special: SpecialText) -> _Built:
-    data = config.data
-    prompts = load_prompts(data.train, tokenizer, data.max_prompt_tokens, data.skip_bad_rows)
-    built = _Built(too_long=prompts.too_long, skipped=prompts.rows_skipped, special_rows=prompts.special_text_rows)
-    hides = {dataset.name: None if dataset.allow_special_tokens else special for dataset in data.train}
-    for prompt in prompts.prompts:
-        sequence = answer_sequence(prompt, settings.response_template, tokenizer, hides[prompt.dataset])
-        built.sequences.append(sequence)
-    return built
-
-
-def _from_conversations(
-    config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer", special: SpecialText
-) -> _Built:
-    built = _Built()
-    for dataset in config.data.train:
-        loaded = load_rows(dataset, config.data.skip_bad_rows, with_label=False)
-        built.skipped += loaded.skipped
-        for index, row in enumerate(loaded.rows):
-            messages: Any = message_list(row.values[dataset.prompt_column], row.place)
-            hide = not dataset.allow_special_tokens
-            built.special_rows += hide and special.found_in(messages)
-            try:
-                messages = special.prepared(messages, row.place, hide)
-                sequence = conversation_sequence(f"{dataset.name}/{index}", messages, tokenizer, special)
-            except DataError as error:
-                if not config.data.skip_bad_rows:
-                    raise DataError(f"{row.place}: {error}") from None
-                built.skipped += 1
-                continue
-            built.sequences.append(sequence)
-    return built
+    return prompt_ids, answer_ids, answer_mask

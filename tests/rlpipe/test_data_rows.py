@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpipe.config.data import DatasetConfig
-from rlpipe.data.prompts import load_prompts, load_tokenizer, prompt_of_row
+from rlpipe.data.prompts import PromptEncoder, load_prompts, load_tokenizer
 from rlpipe.data.row_checks import row_problem
 from rlpipe.data.rows import Row, load_rows
-from rlpipe.data.special_text import SpecialText
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.strict_json import StrictJsonError, parse_json
@@ -90,7 +89,7 @@ _MESSAGES = st.lists(
 def test_every_row_is_a_prompt_or_has_a_problem(tokenizer, values):
     if row_problem(values, _DATASET) is None:
         try:
-            prompt = prompt_of_row(0, Row("here", values), _DATASET, tokenizer, SpecialText(tokenizer))
+            prompt = PromptEncoder(_DATASET, tokenizer, max_prompt_tokens=500).encode(Row("here", values))
         except DataError as error:
             assert "here" in str(error)
         else:
