@@ -44,8 +44,8 @@ def find_config(model: str | Path) -> Path:
         return model_config_file(model)
     bundled = sorted(path.parent.name for path in MODELS_FOLDER.glob("*/config.json"))
     raise ModelError(
-        f"no model config at {str(model)!r}: give a config.json, a folder with one, a name on the hub, or one of "
-        f"{', '.join(bundled)}"
+        f"no model config at {str(model)!r}: give a config.json, a folder with one, or a name on the hub"
+        + (f", or one of {', '.join(bundled)}" if bundled else "")
     )
 
 

@@ -19,7 +19,7 @@ def load_cluster(name: str) -> ClusterConfig:
             return load_section(ClusterConfig, candidate)
     known = cluster_names()
     near = difflib.get_close_matches(name, known, 1)
-    advice = f"did you mean {near[0]!r}?" if near else f"give a file, or one of {', '.join(known)}"
+    advice = f"did you mean {near[0]!r}?" if near else f"give a file{', or one of ' if known else ''}{', '.join(known)}"
     raise ConfigError(f"there is no cluster {name!r}: {advice}")
 
 
