@@ -18,6 +18,18 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 
 from actor.device import compute_device
 from rlpipe.shared.checkpoint_folder import file_checksum
+from rlpipe.shared.replaced_parts import relies_on, replaces
+
+replaces(
+    "megatron.core.dist_checkpointing.strategies.filesystem_async:_results_queue",
+    why="results of a thread's writes need no manager process, which Megatron would fork",
+    drop_when="Megatron's asynchronous save can write in a thread",
+)
+relies_on(
+    "megatron.core.dist_checkpointing.strategies.filesystem_async:FileSystemWriterAsync.write_preloaded_data",
+    why="a thread writes the very same buckets as Megatron's own processes would",
+    drop_when="Megatron's asynchronous save can write in a thread",
+)
 
 
 def use_thread_queue() -> None:

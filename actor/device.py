@@ -12,7 +12,14 @@ from typing import TypeAlias
 
 import torch
 
+from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.weights import SharedBuffer
+
+_ALLOCATOR_SETTINGS = relies_on(
+    "torch.cuda.memory:_set_allocator_settings",
+    why="a buffer that CUDA shares must not lie in expandable segments, which can be chosen at run time only so",
+    drop_when="torch takes allocator settings for a block, or shares expandable segments by its plain handles",
+)
 
 Mark: TypeAlias = float | torch.Event
 """A moment: of the host's monotonic clock in seconds, or an event in the device's present stream."""
@@ -136,9 +143,9 @@ def _cuda_buffer(size_bytes: int) -> torch.Tensor:
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     plain = settings.replace("expandable_segments:True", "expandable_segments:False")
     if plain != settings:
-        torch.cuda.memory._set_allocator_settings(plain)
+        _ALLOCATOR_SETTINGS.original()(plain)
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, device=compute_device())
     finally:
         if plain != settings:
-            torch.cuda.memory._set_allocator_settings(settings)
+            _ALLOCATOR_SETTINGS.original()(settings)

@@ -8,6 +8,14 @@ import ray
 
 from rlpipe.shared.errors import ActorLostError, RlpipeError
 from rlpipe.shared.remote import WorkerAddress, process_states, stack_of
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "ray.core.src.ray.raylet.raylet",
+    texts=("Some common causes", "Worker exit detail"),
+    why="Ray's message on a lost process is a page; one line of it says why",
+    drop_when="RayActorError has the reason as an attribute",
+)
 
 _SETTLE_SECONDS = 3.0
 _POLL_SECONDS = 0.25

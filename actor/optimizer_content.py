@@ -11,6 +11,14 @@ from typing import Any
 
 import torch
 
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._sync_sub_optimizers_state_to_hdo",
+    why="loaded states reach the outer optimizer, too",
+    drop_when="Megatron does it when it loads",
+)
+
 
 def optimizer_content(megatron: Any, models: dict[str, Any], loading: bool, metadata: dict[str, Any]) -> dict[int, Any]:
     """Half of the optimizer (0: dense, 1: experts) -> its sharded tensors, where this rank has any. Collective.

@@ -23,6 +23,13 @@ from actor.transfer_stream import (
     unlock,
     wait_on_host,
 )
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "torch._C._VariableFunctions:_foreach_copy_",
+    why="one launch for many small tensors",
+    drop_when="torch names it without an underscore",
+)
 
 CHUNK_ELEMENTS = 64 * 2**20
 LEAST_SLOTS = 2

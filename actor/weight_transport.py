@@ -13,20 +13,26 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    Backend,
-    GroupName,
-    PrefixStore,
-    _abort_process_group,
-    _new_process_group_helper,
-    _set_pg_timeout,
-    _world,
-)
+from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore
 
 from actor.device import compute_device, shareable_buffer, synchronize
 from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.weight_channel import Listener, Writer
 from rlpipe.shared.weights import JOIN_SECONDS, WeightBucket, WeightGroup
+
+_NEW_GROUP = relies_on(
+    "torch.distributed.distributed_c10d:_new_process_group_helper",
+    "torch.distributed.distributed_c10d:_set_pg_timeout",
+    "torch.distributed.distributed_c10d:_world",
+    why="weights go to engines in a group that spans processes of different default groups",
+    drop_when="torch has a public call for such a group, with a timeout that can be changed",
+)
+_ABORT = relies_on(
+    "torch.distributed.distributed_c10d:_abort_process_group",
+    why="a broken group of NCCL must not wait for an engine that is lost",
+    drop_when="torch.distributed has it without an underscore",
+)
 
 IN_FLIGHT = 2
 _POLL_SECONDS = 0.0005
@@ -84,7 +90,7 @@ class Broadcast:
     def leave(self) -> None:
         self._in_flight.clear()
         if self._broken and self._backend == "nccl":
-            _abort_process_group(self._group)  # to destroy it would wait for the lost engine
+            _ABORT.original()(self._group)  # to destroy it would wait for the lost engine
         else:
             dist.destroy_process_group(self._group)
 
@@ -165,7 +171,9 @@ def _join_as_sender(group: WeightGroup, store: dist.Store, timeout_seconds: floa
 
     torch has no public call for a group that spans processes of different default groups.
     """
-    process_group, _ = _new_process_group_helper(
+    make, set_timeout, world = (_NEW_GROUP.original(index) for index in range(3))
+    process_group: dist.ProcessGroup
+    process_group, _ = make(
         group.world_size,
         0,
         [],
@@ -174,6 +182,6 @@ def _join_as_sender(group: WeightGroup, store: dist.Store, timeout_seconds: floa
         group_name=GroupName(group.name),
         timeout=timedelta(seconds=min(JOIN_SECONDS, timeout_seconds)),
     )
-    _set_pg_timeout(timedelta(seconds=timeout_seconds), process_group)
-    _world.pg_group_ranks[process_group] = {index: index for index in range(group.world_size)}
+    set_timeout(timedelta(seconds=timeout_seconds), process_group)
+    world.pg_group_ranks[process_group] = {index: index for index in range(group.world_size)}
     return process_group

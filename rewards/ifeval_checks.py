@@ -10,6 +10,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "langdetect.detector_factory:DetectorFactory.seed",
+    why="its detector draws random numbers; the same response must get the same verdict",
+    drop_when="it takes a seed for each call",
+)
+
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 

@@ -14,6 +14,14 @@ from pathlib import Path
 
 import psutil
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "tqdm.std:TqdmDefaultWriteLock.mp_lock",
+    why="its lock between processes is a file in /dev/shm that outlives a killed process",
+    drop_when="tqdm makes it when it is first needed",
+)
+
 _TEMPORARY = Path(tempfile.gettempdir())
 _PREFIX = "rlpipe-engine-"
 _LOCK = "owner.lock"

@@ -20,6 +20,7 @@ from rlpipe.shared.errors import EngineFailure, RolloutError, WeightSyncError
 from rlpipe.shared.expert_routes import Routes
 from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.remote import WorkerAddress, register_worker
+from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
@@ -50,6 +51,24 @@ from rollout.sglang_patches.first_token import FirstToken
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import END_OF_BUCKET, VERIFY_VARIABLE
+
+relies_on(
+    "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
+    why="only the schedulers know the size of their KV pool",
+    drop_when="SGLang tells it without an underscore",
+)
+relies_on(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog",
+    "sglang.srt.utils.watchdog:SubprocessWatchdog._processes",
+    why="the processes to watch; SGLang's own watchdog ends the whole process tree when one is lost",
+    drop_when="SGLang fails its requests when a scheduler dies",
+)
+relies_on(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.last_receive_tstamp",
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.rid_to_state",
+    why="progress of running responses, and silence, while they run",
+    drop_when="SGLang answers with partial responses that cost no more than whole ones",
+)
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 0.5

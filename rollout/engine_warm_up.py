@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from rlpipe.shared.replaced_parts import relies_on
 from rollout.arguments import EngineSetup
 from rollout.requests import SamplingParameters, sglang_sampling
 from rollout.warm_up_waves import EngineLimits, Wave, WaveRequest, decoding_wave, warm_up_waves
+
+relies_on(
+    "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
+    why="only the schedulers know the size of their KV pool",
+    drop_when="SGLang tells it without an underscore",
+)
 
 
 async def warm_up_engine(sglang: Any, setup: EngineSetup, request_tokens: int) -> None:

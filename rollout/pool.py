@@ -20,6 +20,7 @@ from rlpipe.model.hub import HubName
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError, WeightSyncError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.remote import cluster_accelerator, deadline_error, on_node
+from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
 from rollout.cleanup import end_engine, engine_directory, remove_files
@@ -38,6 +39,13 @@ from rollout.requests import (
     SamplingParameters,
 )
 from rollout.supervisor import Supervisor
+
+relies_on(
+    "ray.core.src.ray.raylet.raylet",
+    texts=("Some common causes", "Worker exit detail: "),
+    why="Ray's message on a lost process is a page; one line of it says why",
+    drop_when="RayActorError has the reason as an attribute",
+)
 
 _STOP_SECONDS = 30.0
 _LOOK_EVERY_SECONDS = 0.5

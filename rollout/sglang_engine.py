@@ -12,7 +12,15 @@ from sglang.srt.server_args import (
     add_deterministic_attention_backend_choices,
 )
 
+from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches.scheduler_process import run_scheduler
+
+replaces(
+    "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes",
+    "sglang.srt.entrypoints.engine:Engine._launch_detokenizer_subprocesses",
+    why="shared memory under a known name, and no detokenizer where token ids are the answer",
+    drop_when="an argument of SGLang's server names its files, and skip_tokenizer_init starts no detokenizer",
+)
 
 
 def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:

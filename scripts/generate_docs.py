@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md and docs/metrics.md from the code: `python scripts/generate_docs.py [--check]`.
+"""Writes the pages configuration, metrics and upgrading from the code: `python scripts/generate_docs.py [--check]`.
 
 With --check it writes nothing, and ends with exit code 1 when a page is not what the code says.
 """
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from replaced_parts import DISTRIBUTIONS, Part, declared_parts, read_record
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import section_of
@@ -51,6 +52,41 @@ def metrics_page() -> str:
         for metric in sorted(METRICS.values(), key=lambda metric: metric.name)
     ]
     return "\n".join([_HEAD, intro, *rows]) + "\n"
+
+
+def upgrading_page() -> str:
+    """Every part of another package that is replaced, or used although it is private."""
+    intro = (
+        "# Upgrading other packages\n\n"
+        "Parts of other packages that are replaced, or used although nobody promises that they stay. SGLang and "
+        "megatron-core are refused in any version but the one they were read in; of torch, Ray and compilers a part "
+        "that is gone is refused by name where it is needed.\n\n"
+        "Before an upgrade, unpack the new version and look at it:\n\n"
+        "    pip install --no-deps --target /tmp/new ray==2.61.0\n"
+        "    python scripts/replaced_parts.py --in /tmp/new\n\n"
+        "It prints each original that is not what was read, with the place of ours to look at. Read the difference, "
+        "change our side where that is needed, then note it as read: `python scripts/replaced_parts.py --in /tmp/new "
+        "--accept TARGET`. Without `--in` it looks at what is installed, as a test does, and also prints places that "
+        "reach into another package without a declaration. `not here` are packages that are not installed.\n\n"
+        "To declare a part, see `rlpipe/shared/replaced_parts.py`. The last column has a version for each text of "
+        "the part that was read, the first one in which it was seen."
+    )
+    record = read_record()
+    pages = [_HEAD, intro]
+    parts = sorted(declared_parts(), key=lambda part: (part.target, part.file))
+    for package, name in sorted(DISTRIBUTIONS.items(), key=lambda item: item[1]):
+        rows = [_part_row(part, record.get(part.target, {})) for part in parts if part.package == package]
+        if rows:
+            head = "| part | here | why | until | read in |\n|---|---|---|---|---|"
+            pages.append("\n".join([f"\n## {name}\n", head, *rows]))
+    return "\n".join(pages) + "\n"
+
+
+def _part_row(part: Part, versions: dict[str, str]) -> str:
+    how = "replaced" if part.replaced else "used"
+    texts = f" (the words {', '.join(map(repr, part.texts))})" if part.texts else ""
+    read = ", ".join(sorted(set(versions.values()))) or "never"
+    return f"| `{part.target}`{texts} | {how} in `{part.file}` | {_cell(part.why)} | {_cell(part.drop_when)} | {read} |"
 
 
 def _sections(section: type[BaseModel], prefix: str, title: str) -> Iterator[str]:
@@ -96,6 +132,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     pages = {DOCS / "configuration.md": configuration_page(), DOCS / "metrics.md": metrics_page()}
+    pages[DOCS / "upgrading.md"] = upgrading_page()
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in arguments:
         for path in stale:

@@ -12,6 +12,15 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from actor.rank_clock import RankClock
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "torch._C._distributed_c10d:ProcessGroup",
+    "torch._C._distributed_c10d:Work",
+    "torch._C._distributed_c10d:Work.wait",
+    why="every exchange between processes is timed; torch has no listener for them",
+    drop_when="torch tells a listener when an exchange starts and when it is waited for",
+)
 
 FirstUse = Callable[[str, str], AbstractContextManager[None]]
 

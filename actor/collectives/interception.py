@@ -13,6 +13,13 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup
 
 from actor.collectives.operations import END_OF_BATCH, OPERATIONS, methods_of
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "torch._C._distributed_c10d:ProcessGroup",
+    why="memory is looked at before a collective; torch has no listener for them",
+    drop_when="torch tells a listener when a collective starts",
+)
 
 Method = Callable[..., Any]
 MakeMethod = Callable[[str, Method], Method]

@@ -6,6 +6,15 @@ from typing import Any
 
 import torch
 
+from rlpipe.shared.replaced_parts import relies_on
+
+_BACKENDS = relies_on(
+    "torch._C._distributed_c10d:ProcessGroup._get_backend",
+    "torch._C._distributed_c10d:ProcessGroup._device_types",
+    why="the guard asks which backend serves which device of a group; torch has no public question for it",
+    drop_when="torch tells a group's backends",
+)
+
 
 @dataclass(frozen=True)
 class Place:

@@ -11,10 +11,23 @@ from typing import Any, TypeVar
 
 import torch
 
+from rlpipe.shared.replaced_parts import relies_on
+
+_RECOMPILE_LIMIT = relies_on(
+    "torch._dynamo.config:recompile_limit",
+    why="a process-wide setting: a function compiled for more kinds of input runs uncompiled for the rest",
+    drop_when="torch.compile takes the limit of one function",
+)
+relies_on(
+    "torch._dynamo:maybe_mark_dynamic",
+    why="the number of rows is dynamic, so that packs of another length compile nothing",
+    drop_when="torch.compiler has it",
+)
+
 Returned = TypeVar("Returned", torch.Tensor, tuple[torch.Tensor, ...])
 
-# A process-wide setting of torch: a function that is compiled for more kinds of input runs uncompiled for the rest. A
-# norm alone meets about eight: hidden states, queries and keys, with gradients, without, and in recomputation.
+# A norm alone meets about eight kinds: hidden states, queries and keys, with gradients, without, and in recomputation.
+_RECOMPILE_LIMIT.original()
 torch._dynamo.config.recompile_limit = 32
 
 

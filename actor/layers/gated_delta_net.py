@@ -23,6 +23,13 @@ from actor.layers.fusion import fused
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.packed import PackedSequences
 from rlpipe.model.description import GatedDeltaNetSizes
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "megatron.core.ssm.gated_delta_net:_split_tensor_factory",
+    why="checkpoints hold the fused projections in parts, as Megatron's own layer saves them",
+    drop_when="Megatron names it without an underscore",
+)
 
 SECTIONS = ("query", "key", "value", "z", "beta", "alpha")
 

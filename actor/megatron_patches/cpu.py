@@ -14,22 +14,60 @@ from typing import Any
 import torch
 
 from actor.megatron_patches.megatron_version import require_megatron_version
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "torch.cuda:current_device",
+    "torch.cuda:synchronize",
+    "torch.cuda:Stream",
+    "torch.cuda:Event",
+    "torch.cuda:stream",
+    "torch.cuda:current_stream",
+    "torch.cuda:default_stream",
+    "torch.cuda.nvtx:range_push",
+    "torch.cuda.nvtx:range_pop",
+    why="Megatron asks CUDA for its device and orders work in streams; on a CPU everything has already happened",
+    drop_when="Megatron asks torch.accelerator",
+)
+replaces(
+    "torch.cuda.random:get_rng_state",
+    "torch.cuda.random:set_rng_state",
+    "torch.cuda.random:manual_seed",
+    "torch.cuda.random:manual_seed_all",
+    "megatron.core.tensor_parallel.random:_get_cuda_rng_state",
+    "megatron.core.tensor_parallel.random:_set_cuda_rng_state",
+    why="Megatron keeps CUDA's random states; on a CPU they are the CPU generator's",
+    drop_when="Megatron keeps the random states of the current device",
+)
+replaces(
+    "torch._C:TensorBase.type",
+    "torch._C:TensorBase.cuda",
+    why="Megatron's optimizer compares names of CUDA tensor types and moves tensors by .cuda()",
+    drop_when="Megatron compares dtypes and uses .to()",
+)
+replaces(
+    "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
+    "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
+    why="all-to-all needs host integers as split sizes; only CUDA tensors are converted",
+    drop_when="it converts tensors of the CPU too",
+)
 
 CPU = torch.device("cpu")
 
-# The modules that write device="cuda" (or pin memory) in a factory call instead of asking for the current device.
-MODULES_WITH_CUDA_LITERALS = (
-    "dist_checkpointing.exchange_utils",
-    "dist_checkpointing.strategies.state_dict_saver",
-    "distributed.param_and_grad_buffer",
-    "optimizer.clip_grads",
-    "optimizer.grad_scaler",
-    "optimizer.optimizer",
-    "pipeline_parallel.schedules",
-    "tensor_parallel.data",
-    "transformer.moe.moe_utils",
-    "transformer.utils",
-    "utils",
+_CUDA_LITERALS = replaces(
+    "megatron.core.dist_checkpointing.exchange_utils",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.distributed.param_and_grad_buffer",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.optimizer.grad_scaler",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.tensor_parallel.data",
+    "megatron.core.transformer.moe.moe_utils",
+    "megatron.core.transformer.utils",
+    "megatron.core.utils",
+    why='`torch` in them: they write device="cuda" (or pin memory) in a factory call instead of asking for the device',
+    drop_when="Megatron asks for the current device",
 )
 
 
@@ -169,8 +207,8 @@ def _patch_type_names() -> None:
 def _patch_device_literals() -> None:
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     proxy = _TorchOnCpu()
-    for name in MODULES_WITH_CUDA_LITERALS:
-        module: Any = importlib.import_module(f"megatron.core.{name}")
+    for name in _CUDA_LITERALS.targets:
+        module: Any = importlib.import_module(name)
         module.torch = proxy
 
 

@@ -11,6 +11,23 @@ import sys
 import torch
 
 from actor.megatron_patches.megatron_version import require_megatron_version
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "megatron.core.utils:is_te_min_version",
+    why="it compares None with a version where Transformer Engine is absent (B2)",
+    drop_when="it answers False there",
+)
+replaces(
+    "megatron.core.transformer.moe.moe_utils:te_general_gemm",
+    why="only the import of Transformer Engine defines the name that the router reads (B1)",
+    drop_when="moe_utils defines it in every case",
+)
+replaces(
+    "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.__init__",
+    why="shards of float32 parameters are views of leaves, which Adam refuses outside no_grad",
+    drop_when="Megatron makes its optimizers under no_grad",
+)
 
 
 def install_fixes() -> None:

@@ -19,6 +19,38 @@ from torch import Tensor
 from actor.adam import Bfloat16Moments, DeviceAdam, DeviceAdamBfloat16Moments, HostAdam, HostAdamBfloat16Moments
 from actor.streamed_adam import StreamedAdam
 from actor.transfer_stream import has_transfers
+from rlpipe.shared.replaced_parts import relies_on, replaces
+
+replaces(
+    "megatron.core.optimizer:CPUAdam",
+    "megatron.core.optimizer:Adam",
+    "megatron.core.optimizer:HybridDeviceOptimizer",
+    "megatron.core.optimizer.distrib_optimizer:HybridDeviceOptimizer",
+    why="Megatron looks up the optimizer's classes as globals",
+    drop_when="they are arguments",
+)
+replaces(
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._init_sub_optimizers",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._get_sub_optimizer_param_groups",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._set_sub_optimizer_grads",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._update_fp32_params_by_new_state",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._move_new_state_to_right_device",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer.step",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer.update_fp32_param_by_new_param",
+    why="states in host memory on every device, in one dtype, updated where that is fast; each method says which line",
+    drop_when="Megatron's own handles float32 parameters, CPUs and bfloat16 moments",
+)
+relies_on(
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._sync_sub_optimizers_state_to_hdo",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._sync_hdo_param_groups_to_sub_optimizers",
+    why="states and options stay the same in the outer optimizer and in the inner ones",
+    drop_when="it is called with the step",
+)
+relies_on(
+    "torch._C._VariableFunctions:_foreach_add_",
+    why="one launch for all step counts",
+    drop_when="torch names it without an underscore",
+)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -8,6 +8,14 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",
+    why="shards of float32 parameters are views that autograd tracks, on which no second optimizer can be built",
+    drop_when="Megatron detaches them",
+)
+
 
 @lru_cache(maxsize=1)
 def install_optimizer_fixes() -> None:

@@ -10,6 +10,19 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate_shapes",
+    why="with two stages the interleaved schedule takes one neighbour's shape for the other's",
+    drop_when="both stages post their messages in an order that tells them apart",
+)
+replaces(
+    "megatron.core.pipeline_parallel.schedules:get_pp_rank_microbatches",
+    why="a stage whose warm-up is as long as the step counts as one that warms up only, and waits for ever",
+    drop_when="the interleaved schedule runs with as many packs as stages and shapes of their own",
+)
+
 _DIMENSIONS = 3
 
 

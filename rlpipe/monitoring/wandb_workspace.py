@@ -5,6 +5,13 @@ from typing import Any
 
 from rlpipe.monitoring.panels import GROUPS, Panel, name_pattern
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "wandb_workspaces.workspaces.interface:Workspace._to_model",
+    why="a workspace is told apart from one that is there by its content",
+    drop_when="wandb-workspaces can update by name",
+)
 
 _NAME = "rlpipe: phases and speed"
 _WIDTH, _HEIGHT, _COLUMNS = 8, 6, 3

@@ -11,6 +11,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlpipe.config.model import TinyPolicyConfig
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "transformers.configuration_utils:PreTrainedConfig._attn_implementation",
+    why="parity runs take plain attention whatever is installed",
+    drop_when="a configuration takes it under a public name",
+)
 
 _VOCABULARY_MULTIPLE = 64
 

@@ -1,6 +1,7 @@
 """Ray: joining or starting a cluster, and reserving its resources for engines and actor processes."""
 
 import functools
+import importlib
 import logging
 import math
 import os
@@ -20,7 +21,36 @@ from rlpipe.config.root import Config
 from rlpipe.shared.descendants import adopt_orphans, descendants, end_descendants
 from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
+from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.training.ray_watch import RayWatch, leave, system_processes
+
+_LOOPBACK = replaces(
+    "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
+    why="a cluster of this machine alone listens at the loopback; on Linux Ray has no other switch for it",
+    drop_when="ray.init takes the address to listen at",
+)
+_TOKEN_MODE = relies_on(
+    "ray._raylet:Config",
+    why="Ray reads its token mode when it is imported, which may have been earlier",
+    drop_when="ray.init reads it",
+)
+_SIGNALS = replaces(
+    "ray._private.utils:set_sigterm_handler",
+    "ray._private.worker:connect",
+    why="ray.init puts handlers of SIGTERM in place that end the process without cleaning up",
+    drop_when="ray.init leaves signal handlers alone",
+)
+_PRINTED = replaces(
+    "ray._private.worker:print_to_stdstream",
+    why="Ray prints a page about each of its processes that died; the run says it in a sentence",
+    drop_when="that can be turned off",
+)
+relies_on(
+    "ray._private.node:Node.__init__",
+    texts=("timed out during startup",),
+    why="Ray reports processes of its own that are slow to start as a bare Exception; only its text tells",
+    drop_when="it raises an exception of its own",
+)
 
 _RESERVE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
@@ -120,13 +150,12 @@ def _on_loopback() -> Iterator[None]:
 
     It is how Ray starts on systems with a firewall that asks; on Linux there is no other switch for it.
     """
-    from ray._private import ray_constants
-
+    ray_constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = _LOOPBACK.original()
     if _AUTH_MODE not in os.environ:
         os.environ[_AUTH_MODE] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _read_auth_mode()
-    before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
@@ -136,9 +165,7 @@ def _on_loopback() -> Iterator[None]:
 
 def _read_auth_mode() -> None:
     """Ray reads it when it is imported, which may have been earlier."""
-    from ray import _raylet
-
-    vars(_raylet)["Config"].initialize("")
+    _TOKEN_MODE.original().initialize("")
 
 
 def _patience(start_seconds: float) -> dict[str, int]:
@@ -186,7 +213,7 @@ def _own_signal_handlers() -> Iterator[None]:
     import ray._private.worker as worker
 
     handler = signal.getsignal(signal.SIGTERM)
-    set_handler, connect = utils.set_sigterm_handler, worker.connect
+    set_handler, connect = _SIGNALS.original(0), _SIGNALS.original(1)
 
     def connected(*arguments: Any, **keywords: Any) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -210,7 +237,7 @@ def _without_obituaries() -> None:
     The run says it in a sentence; Ray's other messages still come through."""
     import ray._private.worker as worker
 
-    original = worker.print_to_stdstream
+    original = _PRINTED.original()
 
     def printed(data: dict[str, Any], ignore_prefix: bool) -> None:
         if not any(text in line for line in data["lines"] for text in _OBITUARIES):

@@ -21,7 +21,21 @@ import psutil
 from rlpipe.shared.descendants import descendants, end_descendants, end_of, is_stopped
 from rlpipe.shared.errors import EXIT_CODE
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, requested
+from rlpipe.shared.replaced_parts import relies_on
 from rollout.cleanup import remove_abandoned
+
+relies_on(
+    "ray.core.src.ray.raylet.raylet",
+    texts=("marked as dead",),
+    why="a raylet's log says that the GCS gave it up; nothing else tells",
+    drop_when="its exit code tells",
+)
+relies_on(
+    "ray.core.src.ray.gcs.gcs_server",
+    texts=("marked dead", "missed too many heartbeats"),
+    why="a raylet's log says that the GCS gave it up; nothing else tells",
+    drop_when="its exit code tells",
+)
 
 _POLL_SECONDS = 0.1
 _STOPPED_SECONDS = 10.0

@@ -2,6 +2,14 @@
 
 import torch
 
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "sglang.kernels.ops.attention.flash_attention_v3:_load_fa3_kernels",
+    why="SGLang takes FlashAttention-3 on every SM90 GPU, also where its kernel package lacks it",
+    drop_when="SGLang asks whether the kernel is there",
+)
+
 _INSTEAD = "triton"
 
 

@@ -11,8 +11,23 @@ import torch
 import torch.nn.functional as F
 
 from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches import batch_invariance, cpu_routes
 from rollout.sglang_patches.cpu_attention import DecodeAttention
+
+replaces(
+    "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_decode",
+    why="it decodes one request after the other",
+    drop_when="SGLang decodes a batch in one call on a CPU, each row as if it were alone",
+)
+replaces(
+    "sglang.kernels.ops.attention.fla.fused_norm_gate:layer_norm_gated_fwd",
+    "sglang.kernels.ops.attention.fla.layernorm_gated:_layer_norm_fwd",
+    "sglang.kernels.ops.elementwise.elementwise:fused_gate_sigmoid_mul_add",
+    "sglang.srt.batch_invariant_ops:enable_batch_invariant_mode",
+    why="each launches a Triton kernel",
+    drop_when="SGLang has a form of it for CPUs without AMX",
+)
 
 _ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
 

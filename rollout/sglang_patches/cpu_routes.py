@@ -2,6 +2,15 @@
 
 import torch
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "sglang.srt.state_capturer.base:BaseHostCache.__init__",
+    "sglang.srt.state_capturer.base:BaseDeviceCache.capture",
+    why="they pin memory, and size a buffer by the length of a chunk",
+    drop_when="they do neither on a CPU",
+)
+
 
 def install() -> None:
     """Call in a scheduler process before the engine is made."""

@@ -4,7 +4,14 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
+
+replaces(
+    "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+    why="SGLang's seeded sampling is a Triton kernel, whose choice depends on the batch",
+    drop_when="it samples on a CPU, in one way for all requests",
+)
 
 
 class SeededSampler(Sampler):

@@ -7,6 +7,14 @@ import os
 import time
 from pathlib import Path
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "sglang.srt.observability.req_time_stats:SchedulerReqTimeStats.set_prefill_finished_time",
+    why="the moment of the first token is told only with all of SGLang's metrics on",
+    drop_when="SGLang's answer holds it",
+)
+
 _FILE_VARIABLE = "RLPIPE_FIRST_TOKEN"
 
 

@@ -3,6 +3,19 @@
 import asyncio
 from typing import Any
 
+from rlpipe.shared.replaced_parts import relies_on, replaces
+
+replaces(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager._send_one_request",
+    why="sent one by one, requests start in many small passes",
+    drop_when="SGLang gathers the requests of one turn of the event loop",
+)
+relies_on(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager._send_batch_request",
+    why="it sends several requests in one message",
+    drop_when="SGLang gathers the requests of one turn of the event loop",
+)
+
 
 class RequestBatches:
     """Sends in place of an SGLang TokenizerManager, which sends each request on its own unless one caller has them all.

@@ -3,11 +3,18 @@
 import os
 from typing import Any
 
+from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
 from rollout.sglang_patches import first_token, store_address
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import receiver as weight_receiver
+
+replaces(
+    "sglang.srt.managers.scheduler:run_scheduler_process",
+    why="patches come first in a scheduler's process",
+    drop_when="nothing is patched there any more",
+)
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:

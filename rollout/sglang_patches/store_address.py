@@ -5,6 +5,14 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "torch.distributed.rendezvous:TCPStore",
+    why="torch's store listens at every address of the machine although all ask at one",
+    drop_when="TCPStore listens at its host's name",
+)
+
 
 def install() -> None:
     """Call it in a scheduler's process: a store that it opens listens at the address under which others look for it."""

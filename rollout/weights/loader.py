@@ -15,6 +15,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "torch._C._VariableFunctions:_foreach_copy_",
+    why="one launch for many small tensors",
+    drop_when="torch names it without an underscore",
+)
+relies_on(
+    "torch.utils._python_dispatch:TorchDispatchMode",
+    "torch.utils._pytree:tree_leaves",
+    why="what SGLang's loader does with a tensor is watched once, and repeated where it only copies",
+    drop_when="torch has them in a public module, or SGLang loads as fast",
+)
+
 _STACKED = (".experts.gate_up_proj", ".experts.down_proj")
 _WRITES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
 

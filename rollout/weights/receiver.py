@@ -13,10 +13,30 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.distributed.distributed_c10d import _set_pg_timeout, default_pg_timeout
+from torch.distributed.distributed_c10d import default_pg_timeout
 
+from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightGroup, checksum
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
+
+replaces(
+    "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.init_weights_update_group",
+    "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.destroy_weights_update_group",
+    "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater._update_bucketed_weights_from_distributed",
+    "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater._model_update_group",
+    why="SGLang's broadcast makes every tensor twice, cannot tell what arrived, and cannot read buffers that stay open",
+    drop_when="SGLang receives flat buckets in place and answers with their checksums",
+)
+replaces(
+    "sglang.srt.managers.scheduler_components.flush_wrapper:SchedulerFlushWrapper.__init__",
+    why="to flush the cache before an update would empty the allocator each time",
+    drop_when="the request to flush says whether the allocator is emptied",
+)
+_SET_TIMEOUT = relies_on(
+    "torch.distributed.distributed_c10d:_set_pg_timeout",
+    why="processes wait a shorter time to meet than for weights",
+    drop_when="torch changes a group's timeout by a public call",
+)
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
 END_OF_BUCKET = ""
@@ -133,7 +153,7 @@ def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.Proces
         rank=rank,
         group_name=group.name,
     )
-    _set_pg_timeout(default_pg_timeout, process_group)
+    _SET_TIMEOUT.original()(default_pg_timeout, process_group)
     return process_group
 
 

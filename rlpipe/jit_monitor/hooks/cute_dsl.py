@@ -7,6 +7,13 @@ from typing import Any
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "cutlass.base_dsl.compiler:CompileCallable._compile",
+    why="CuTe DSL has no listener for compilations",
+    drop_when="it has one",
+)
 
 
 def _watch_compiler(module: ModuleType, recorder: Recorder) -> Detach:

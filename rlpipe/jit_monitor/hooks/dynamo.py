@@ -6,6 +6,14 @@ from typing import Any
 
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.recorder import OpenSpan, Recorder
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "torch._dynamo.callback:CompilationCallbackHandler",
+    "torch._dynamo.convert_frame:compile_frame",
+    why="the handler's listeners hear of the outermost compilation, and the frame up the stack tells its function",
+    drop_when="torch tells a listener the function's name, and keeps listeners over torch._dynamo.reset",
+)
 
 
 class _Listener:

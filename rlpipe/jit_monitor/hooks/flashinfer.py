@@ -8,6 +8,13 @@ from typing import Any
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "flashinfer.jit.core:JitSpec.build",
+    why="FlashInfer has no listener for builds",
+    drop_when="it has one",
+)
 
 
 def _watch_builds(module: ModuleType, recorder: Recorder) -> Detach:

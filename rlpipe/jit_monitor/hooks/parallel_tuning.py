@@ -14,6 +14,19 @@ from typing import Any
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import relies_on, replaces
+
+replaces(
+    "triton.runtime.autotuner:Autotuner._bench",
+    "triton.runtime.autotuner:Autotuner.run",
+    why="Triton compiles the candidates of a tuning run one after the other, on one core",
+    drop_when="its autotuner compiles them together",
+)
+relies_on(
+    "triton.runtime._async_compile:AsyncCompileMode",
+    why="it compiles in threads",
+    drop_when="its autotuner compiles candidates together",
+)
 
 MOST_THREADS = 16
 """The front end of the compiler holds the interpreter's lock, so that more threads wait for each other."""

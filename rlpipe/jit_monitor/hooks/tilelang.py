@@ -7,6 +7,14 @@ from typing import Any
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "tilelang.jit.kernel:JITKernel.__init__",
+    "tilelang.jit:JITImpl.compile",
+    why="TileLang has no listener for compilations",
+    drop_when="it has one",
+)
 
 
 def _watch_kernels(module: ModuleType, recorder: Recorder) -> Detach:

@@ -7,6 +7,18 @@ from typing import Any
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import relies_on, replaces
+
+replaces(
+    "triton.runtime.autotuner:Autotuner._bench",
+    why="Triton has no listener for tuning runs",
+    drop_when="it has one",
+)
+relies_on(
+    "triton.knobs:compilation_knobs.listener",
+    why="one listener hears of compilations; the one before it is called by ours",
+    drop_when="Triton keeps several listeners",
+)
 
 MICROSECONDS = 1e-6
 

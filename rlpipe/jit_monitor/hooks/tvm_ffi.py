@@ -7,6 +7,13 @@ from types import ModuleType
 from rlpipe.jit_monitor.hooks import Detach, Hooks
 from rlpipe.jit_monitor.hooks.wrapping import wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "tvm_ffi.cpp.extension:build_ninja",
+    why="TVM FFI has no listener for builds",
+    drop_when="it has one",
+)
 
 
 def _watch_builds(module: ModuleType, recorder: Recorder) -> Detach:
