@@ -325,7 +325,7 @@ def _engines_among(actor: Placement, config: Config) -> Placement:
     heads = replace(actor, bundles=tuple(part[0] for part in parts))
     if size == 1 or not actor.gpus_per_bundle:
         return heads
-    gpus = _gpus_of_bundles(actor)
+    gpus = _gpus_of_bundles(actor, config.deadlines.start_seconds)
     return replace(heads, devices=tuple(tuple(gpus[bundle] for bundle in part) for part in parts))
 
 
@@ -336,15 +336,21 @@ def _nodes_of_bundles(group: Any) -> dict[int, str]:
     return nodes
 
 
-def _gpus_of_bundles(placement: Placement) -> dict[int, str]:
-    """Ray's id of the GPU of each bundle, as CUDA_VISIBLE_DEVICES takes it."""
+def _gpus_of_bundles(placement: Placement, deadline_seconds: float) -> dict[int, str]:
+    """Ray's id of the GPU of each bundle, as CUDA_VISIBLE_DEVICES takes it. Raises ResourceError when that is late."""
     import ray
 
     task = ray.remote(num_cpus=0, num_gpus=placement.gpus_per_bundle)(_gpu_here)
     answers = [
         task.options(scheduling_strategy=placement.strategy(index)).remote() for index in range(len(placement.bundles))
     ]
-    return dict(zip(placement.bundles, ray.get(answers), strict=True))
+    try:
+        return dict(zip(placement.bundles, ray.get(answers, timeout=deadline_seconds), strict=True))
+    except ray.exceptions.GetTimeoutError:
+        raise ResourceError(
+            f"ray: a node did not say within {deadline_seconds:g} seconds which GPUs it gave the actor; look at `ray "
+            "status`, or raise deadlines.start_seconds"
+        ) from None
 
 
 def _gpu_here() -> str:

@@ -11,6 +11,7 @@ from rlpipe.commands.doctor.machine import check_machine
 from rlpipe.commands.doctor.packages import TORCH, check_packages, read_pins
 from rlpipe.commands.doctor.run_checks import check_run
 from rlpipe.config.load import load_config
+from rlpipe.shared.checkpoint_folder import checkpoint_path, partial_path, publish
 
 PROJECT = Path(__file__).parents[2]
 DEMO = PROJECT / "configs/demo/arithmetic.yaml"
@@ -73,8 +74,36 @@ def test_a_broken_checkpoint_and_missing_data_are_told(tmp_path):
     (broken / "state.json").write_text("{")
     config = load_config(DEMO, [*overrides, f"data.train=[{{name: a, path: {tmp_path}/no.jsonl}}]"])
     checks = {check.name: check for check in check_run(config, DEMO, overrides, quick=True)}
-    assert checks["checkpoint"].status is Status.FAIL
+    assert checks["checkpoint"].status is Status.FAIL and "state.json is damaged" in checks["checkpoint"].found
     assert checks["model, data, graders"].status is Status.FAIL and "no.jsonl" in checks["model, data, graders"].found
+
+
+def _write_checkpoint(directory: Path, iteration: int) -> Path:
+    final = checkpoint_path(directory, iteration)
+    partial = partial_path(final)
+    partial.mkdir(parents=True)
+    (partial / "policy.bin").write_bytes(bytes(range(256)) * 40)
+    publish(partial, final, {"iteration": iteration}, keep=2)
+    return final
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "words"),
+    [
+        (lambda file: None, Status.OK, "1 files, 0.00 GB, all as written"),
+        (lambda file: file.write_bytes(bytes(256 * 40)), Status.FAIL, "the content of policy.bin is not what was"),
+        (lambda file: file.write_bytes(b"short"), Status.FAIL, "has 5 bytes instead of 10240"),
+        (lambda file: file.unlink(), Status.FAIL, "is missing"),
+    ],
+    ids=["whole", "other bytes", "cut", "gone"],
+)
+def test_files_of_the_newest_checkpoint_are_read(tmp_path, damage, status, words):
+    overrides = _places(tmp_path)
+    newest = _write_checkpoint(tmp_path / "arithmetic-seed0" / "checkpoints", 3)
+    damage(newest / "policy.bin")
+    config = load_config(DEMO, [*overrides, f"data.train=[{{name: a, path: {tmp_path}/no.jsonl}}]"])
+    checks = {check.name: check for check in check_run(config, DEMO, overrides, quick=True)}
+    assert (checks["checkpoint"].status, words in checks["checkpoint"].found) == (status, True), checks["checkpoint"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import rewards
 from rewards.answers.extract import boxes
 
-GSM8K = Path(__file__).resolve().parents[3] / "shared/data/gsm8k"
+GSM8K = Path(__file__).parents[1] / "gsm8k_rows"
 
 CORRECT = [
     (r"Thus the answer is $\boxed{42}$.", "42"),
@@ -155,13 +155,11 @@ def test_boxes_keep_their_order_and_nest() -> None:
     assert not found.cut
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K problems are not here")
 @pytest.mark.parametrize("style", ["#### {}", "The answer is ${}.", "so $\\boxed{{{}}}$.", "**{}** is what we get"])
 @pytest.mark.parametrize("grader", ["gsm8k", "math"])
 def test_gold_answers_are_right_and_perturbed_ones_wrong(grader: str, style: str) -> None:
     generator = random.Random(0)
-    lines = (GSM8K / "train.jsonl").read_text().splitlines()
-    for line in generator.sample(lines, 500):
+    for line in (GSM8K / "train.jsonl").read_text().splitlines():
         solution, _, gold = json.loads(line)["answer"].partition("#### ")
         other = str(int(gold.replace(",", "")) + generator.choice([-1, 1, 10, 1000]))
         right = rewards.grade(grader, f"{solution}\n{style.format(gold)}", gold)

@@ -10,7 +10,7 @@ import yaml
 from forked_command import run_forked
 
 _PROJECT = Path(__file__).parents[2]
-_GSM8K = (_PROJECT / "../shared/data/gsm8k").resolve()
+_GSM8K = _PROJECT / "tests/gsm8k_rows"
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,6 @@ def test_bad_input_is_one_sentence(good, case, tmp_path):
     assert len(sentence) < 600
 
 
-@pytest.mark.skipif(not _GSM8K.exists(), reason="the GSM8K files are not beside the project")
 def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):
     rows = [
         f"{{name: g, path: {_GSM8K}, split: {split}, prompt_column: question, label_column: answer}}"
@@ -177,7 +176,7 @@ def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):
     ]
     result = run_forked(tmp_path, "train", str(_PROJECT / "configs/demo/gsm8k.yaml"), *places, "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert "evaluation prompts: g 1" in result.stdout
+    assert "from 16 training prompts (0 too long, 0 bad rows skipped); evaluation prompts: g 4" in result.stdout
 
 
 def test_debug_shows_the_traceback(good, tmp_path):

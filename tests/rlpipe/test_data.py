@@ -17,7 +17,7 @@ from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import ConfigError, DataError, ModelError
 
 _ROWS = [{"prompt": f"question {i}", "label": str(i), "extra": i} for i in range(6)]
-_GSM8K = Path(__file__).parents[2] / "../shared/data/gsm8k"
+_GSM8K = Path(__file__).parents[1] / "gsm8k_rows"
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +151,20 @@ def test_solutions_add_columns_with_carry():
     assert solution((5, 99)) == "5+9=14,0+9+1=10 Answer: 104"
 
 
-@pytest.mark.skipif(not _GSM8K.exists(), reason="the GSM8K files are not beside the project")
-def test_gsm8k_is_read(tokenizer):
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_of_gsm8k_is_read_split_by_split(tokenizer, split):
     dataset = DatasetConfig(
-        name="gsm8k", path=str(_GSM8K), split="test", prompt_column="question", label_column="answer"
+        name="gsm8k", path=str(_GSM8K), split=split, prompt_column="question", label_column="answer"
     )
     prompts = load_prompts([dataset], tokenizer, max_prompt_tokens=1000, skip_bad_rows=False)
-    assert len(prompts.prompts) + prompts.too_long == 1319
-    assert all("####" in prompt.label for prompt in prompts.prompts)
+    rows = [json.loads(line) for line in (_GSM8K / f"{split}.jsonl").read_text().splitlines()]
+    assert prompts.too_long == 0
+    assert [prompt.label for prompt in prompts.prompts] == [row["answer"] for row in rows]
+    assert all(row["question"] in prompt.text for prompt, row in zip(prompts.prompts, rows, strict=True))
+
+
+def test_rows_in_the_format_of_gsm8k_are_those_that_are_generated():
+    from gsm8k_rows.make_rows import ROWS, make_rows
+
+    assert sum(ROWS.values()) == 20
+    assert {split: (_GSM8K / f"{split}.jsonl").read_text() for split in ROWS} == {s: make_rows(s) for s in ROWS}

@@ -39,4 +39,4 @@ def _nodes(config: Config) -> Iterator[Check]:
     from rlpipe.training.placement import ray_cluster
 
     with ray_cluster(config):
-        yield from check_nodes()
+        yield from check_nodes(config.deadlines.start_seconds)

@@ -3,13 +3,16 @@
 import time
 from collections.abc import Iterator
 
-from rlpipe.commands.doctor.check import Check, ok, warn
+from rlpipe.commands.doctor.check import Check, fail, ok, warn
 
 _SKEW_SECONDS = 1.0
 
 
-def check_nodes() -> Iterator[Check]:
-    """Ray must be initialised. Each node's clock against this one, by half of the round trip."""
+def check_nodes(deadline_seconds: float) -> Iterator[Check]:
+    """Ray must be initialised. Each node's clock against this one, by half of the round trip.
+
+    deadline_seconds: longest time of each of a node's two answers.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -17,10 +20,16 @@ def check_nodes() -> Iterator[Check]:
     for node in ray.nodes():
         if not node["Alive"]:
             continue
-        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ray.get(clock.options(scheduling_strategy=strategy).remote())  # starts the worker
-        before = time.time()
-        there = ray.get(clock.options(scheduling_strategy=strategy).remote())
+        task = clock.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        try:
+            ray.get(task.remote(), timeout=deadline_seconds)  # starts the worker
+            before = time.time()
+            there = ray.get(task.remote(), timeout=deadline_seconds)
+        except ray.exceptions.RayError as error:
+            name = type(error).__name__
+            found = f"{node['NodeManagerAddress']}: no answer within {deadline_seconds:g} seconds ({name})"
+            yield fail("node", found, "look at `ray status` and at the raylet's log on that node")
+            continue
         after = time.time()
         skew = there - (before + after) / 2
         gpus = node["Resources"].get("GPU", 0)

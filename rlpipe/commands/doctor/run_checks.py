@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlpipe.commands.doctor.check import Check, fail, ok, warn
 from rlpipe.config.root import Config
-from rlpipe.shared.errors import RlpipeError
+from rlpipe.shared.errors import CheckpointError, RlpipeError
 
 _SECONDS = 1800
 _RESPONSE_TOKENS = 16
@@ -54,19 +54,24 @@ def _plan(config: Config) -> Check:
 
 
 def _checkpoint(config: Config) -> Check:
+    """Whether `--resume` would accept the newest checkpoint: every file in full, with the content that was written."""
     from rlpipe.monitoring.run_directory import RunDirectory
-    from rlpipe.shared.checkpoint_folder import latest_checkpoint
+    from rlpipe.shared.checkpoint_folder import damaged_files, latest_checkpoint, read_state
 
     folder = RunDirectory.of(config).checkpoints
     latest = latest_checkpoint(folder)
     if latest is None:
         return ok("checkpoint", f"none at {folder}; the run starts from model.path")
+    fix = f"remove {latest}, and --resume takes the one before it"
     try:
-        iteration = json.loads((latest / "state.json").read_text())
-    except (OSError, ValueError) as error:
-        return fail("checkpoint", f"{latest}: {error}", "remove that folder; the one before it is resumed then")
-    sizes = sum(file.stat().st_size for file in latest.rglob("*") if file.is_file())
-    return ok("checkpoint", f"{latest.name} is complete, {sizes / 1e9:.2f} GB, {len(iteration)} entries in its state")
+        state = read_state(latest)
+        damaged = damaged_files(latest, state, state["files"])
+    except (OSError, CheckpointError) as error:
+        return fail("checkpoint", str(error), fix)
+    if damaged:
+        return fail("checkpoint", f"{latest}: the content of {', '.join(damaged)} is not what was written", fix)
+    size = sum(file["bytes"] for file in state["files"].values())
+    return ok("checkpoint", f"{latest.name}: {len(state['files'])} files, {size / 1e9:.2f} GB, all as written")
 
 
 def _inputs(config: Config) -> Check:
