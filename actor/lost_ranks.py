@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.25
 # In the traceback of a rank whose exchange failed, or whose device can no longer be used.
 _BROKEN = re.compile(r"c10d|ProcessGroup|gloo|NCCL|DistBackendError|AcceleratorError|CUDA error")
 # In the stack of a rank that waits for another one.
-_WAITING = re.compile(r"exchanges\.py|distributed_c10d|p2p_communication|torch/distributed/")
+_WAITING = re.compile(r"exchange_timer\.py|distributed_c10d|p2p_communication|torch/distributed/")
 
 
 class CallWatch:

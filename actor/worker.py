@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from actor import distributed
 from actor.checkpoint import Checkpointer
-from actor.collectives.exchanges import watch_exchanges
+from actor.collectives.exchange_timer import ExchangeTimer
+from actor.collectives.interception import listen, take_unknown_calls
 from actor.comm_guard.install import install_comm_guard
 from actor.device import (
     device_name,
@@ -74,7 +75,7 @@ class ActorWorker:
         install_megatron_runtime()
         install_optimizer_fixes()
         install_pipeline_fixes()
-        watch_exchanges(self._clock, self._monitor.first_use)
+        listen(ExchangeTimer(self._clock, self._monitor.first_use))
         self._guard = install_comm_guard(config.actor.comm_guard, rank)
         self._memory = MemoryPeaks()
 
@@ -217,7 +218,11 @@ class ActorWorker:
             part_seconds=seconds,
             spans=spans,
             jit=report,
-            metrics=self._guard.take() | self._memory.take(),
+            metrics={
+                **self._guard.take(),
+                **self._memory.take(),
+                "ranks/unknown_exchanges": float(take_unknown_calls()),
+            },
         )
 
     def stop(self) -> None:

@@ -65,10 +65,8 @@ class WithStatistics:
         return self._driver.memory()
 
 
-def guard_of(way: str, driver: Driver) -> CommGuard | None:
-    """None for `off`. Thresholds are so low that no clean-up is measured."""
-    if way == OFF:
-        return None
+def guard_of(way: str, driver: Driver) -> CommGuard:
+    """Thresholds are so low that no clean-up is measured."""
     threshold = {"size_bytes": 1}
     policy = Policy.model_validate({"threshold": threshold, "default": "skip" if way == SKIP else "guard"})
     each = way == EACH
@@ -87,20 +85,18 @@ def methods_by_way(driver: Driver, collectives: Iterable[Callable[[], object]]) 
     untouched = dict(vars(ProcessGroup))
     methods: dict[str, Methods] = {}
     guards = []
-    for way in WAYS:
+    operations = {name: operation for operation in OPERATIONS for name in methods_of(operation, untouched)}
+    methods[OFF] = {name: untouched[name] for name in operations}
+    for way in WAYS[1:]:
         guard = guard_of(way, driver)
-        if guard is not None:
-            guards.append(guard)
-            guard.install()
+        guards.append(guard)
+        methods[way] = {name: guard.around(operations[name], getattr(ProcessGroup, name)) for name in operations}
+        use(methods[way])
+        for _ in range(2):  # every size class is new in the first iteration, none in the second
             for collective in collectives:
                 collective()
-            guard.take()  # every size class was new until now ...
-            for collective in collectives:
-                collective()
-            guard.take()  # ... and none since
-        methods[way] = {name: one for name, one in vars(ProcessGroup).items() if one is not untouched[name]}
-        use({name: untouched[name] for name in methods[way]})
-    methods[OFF] = {name: untouched[name] for name in methods[SKIP]}
+            guard.take()
+        use(methods[OFF])
     yield methods
     use(methods[OFF])
     for guard in guards:

@@ -5,7 +5,7 @@ between versions (pytorch/pytorch pull requests 186130 and 186144). Imports no t
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlpipe.shared.errors import ActorError
@@ -27,6 +27,7 @@ _TABLE: dict[str, tuple[tuple[str, ...], str]] = {
     "barrier": (("barrier",), "barrier"),
     "broadcast": (("broadcast",), "broadcast_"),
     "gather": (("gather",), "gather_"),
+    "monitored_barrier": (("monitored_barrier",), "monitored_barrier_"),
     "recv": (("recv",), "recv_"),
     "recv_any_source": (("recv_anysource",), "recv_any_source_"),
     "reduce": (("reduce",), "reduce_"),
@@ -61,6 +62,21 @@ POSITIONAL_ARGUMENTS: dict[str, int] = {
 END_OF_BATCH = "_end_coalescing"
 """Where NCCL launches a batch of sends and receives, so where their errors appear."""
 
+WAIT = "wait"
+"""The method of `Work` that waits for what a collective has started."""
+
+# What else ProcessGroup has in torch 2.11 to 2.13. None of these exchanges data, but for setting up or ending a group.
+_NO_OPERATIONS = frozenset(
+    (
+        *("abort", "boxed", "unbox", "get_group_store", "merge_remote_group", "split_group", "set_timeout", "shutdown"),
+        *("name", "rank", "size", "group_desc", "group_name", "bound_device_id", "use_pg_for_symm_mem_rendezvous"),
+        *("_backend_id", "_device_types", "_enable_collectives_timing", "_get_backend", "_get_backend_name", "_id"),
+        *("_get_sequence_number_for_group", "_has_hooks", "_register_backend", "_register_on_completion_hook"),
+        *("_set_default_backend", "_set_group_desc", "_set_group_name", "_set_sequence_number_for_group"),
+        *("_start_coalescing", "_wait_for_pending_works", "_pybind11_conduit_v1_"),
+    )
+)
+
 _BOUNDS = (64 * 2**10, 2**20, 16 * 2**20, 256 * 2**20)
 SIZE_CLASSES: tuple[str, ...] = ("64KiB", "1MiB", "16MiB", "256MiB", "larger")
 """A message belongs to the first class that holds it; NCCL chooses algorithm and channels by size."""
@@ -72,10 +88,17 @@ def methods_of(operation: str, existing: Iterable[str]) -> tuple[str, ...]:
     present = tuple(name for name in known if name in existing)
     if not present:
         raise ActorError(
-            f"this torch has none of ProcessGroup.{', .'.join(known)}, so {operation} cannot be guarded: add its new "
-            "name to actor/collectives/operations.py, or set actor.comm_guard.mode to off"
+            f"this torch has none of ProcessGroup.{', .'.join(known)}, so {operation} would be neither timed nor "
+            "guarded: add its new name to actor/collectives/operations.py, or install a torch of requirements/"
         )
     return present
+
+
+def unknown_methods(existing: Mapping[str, Any]) -> tuple[str, ...]:
+    """Methods among the entries of a process group's class that may be operations, for all that is known here."""
+    known = {name for spellings, _ in _TABLE.values() for name in spellings} | _NO_OPERATIONS | {END_OF_BATCH}
+    names = (name for name, entry in existing.items() if callable(entry) and not isinstance(entry, type))
+    return tuple(name for name in names if name not in known and not name.startswith("__"))
 
 
 def size_class(size_bytes: int) -> str:

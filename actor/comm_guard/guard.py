@@ -4,8 +4,15 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from actor.collectives.interception import Method, intercept
-from actor.collectives.operations import POSITIONAL_ARGUMENTS, first_tensor, message_bytes, size_class
+from actor.collectives.interception import Method, listen
+from actor.collectives.operations import (
+    END_OF_BATCH,
+    POSITIONAL_ARGUMENTS,
+    WAIT,
+    first_tensor,
+    message_bytes,
+    size_class,
+)
 from actor.comm_guard.failure import Call, explain
 from actor.comm_guard.places import Place, place_of
 from actor.comm_guard.probe import Driver, Probe, Shortage
@@ -46,10 +53,10 @@ class CommGuard:
         self._undo: Callable[[], None] | None = None
 
     def install(self) -> None:
-        self._undo = intercept(self._make, self._make_end_of_batch)
+        self._undo = listen(self)
 
     def uninstall(self) -> None:
-        """torch.distributed is as it was before `install`; nothing happens the second time."""
+        """The guard hears of nothing any more; nothing happens the second time."""
         if self._undo is not None:
             self._undo()
             self._undo = None
@@ -84,7 +91,12 @@ class CommGuard:
                 self._settled[operation].setdefault(group, 0)
         self._fresh.clear()
 
-    def _make(self, operation: str, original: Method) -> Method:
+    def around(self, operation: str, call: Method) -> Method:
+        if operation == WAIT:
+            return call
+        return self._guarded_batch(call) if operation == END_OF_BATCH else self._guarded(operation, call)
+
+    def _guarded(self, operation: str, original: Method) -> Method:
         settled = self._settled.setdefault(operation, {})
 
         def guarded(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +115,7 @@ class CommGuard:
 
         return with_short_way(POSITIONAL_ARGUMENTS.get(operation, 0), original, settled, guarded, explain_settled)
 
-    def _make_end_of_batch(self, original: Method) -> Method:
+    def _guarded_batch(self, original: Method) -> Method:
         def guarded(group: Any, *args: Any) -> Any:
             try:
                 return original(group, *args)

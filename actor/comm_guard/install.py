@@ -24,7 +24,7 @@ class Guard(Protocol):
         """Metrics since the last call, at the end of an iteration."""
 
     def uninstall(self) -> None:
-        """Put torch.distributed back as it was."""
+        """Hear of no collective any more."""
 
 
 class _Off:
@@ -36,7 +36,7 @@ class _Off:
 
 
 def install_comm_guard(config: CommGuardConfig, rank: int) -> Guard:
-    """Call before the first collective. Nothing is touched where the mode is `off`, or without CUDA.
+    """Call before the first collective. It listens to none where the mode is `off`, or without CUDA.
 
     Raises ConfigError for a policy that cannot be read or, where that is asked for, that another stack made.
     """

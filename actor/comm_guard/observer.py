@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actor.collectives.interception import Method, intercept
-from actor.collectives.operations import first_tensor, message_bytes, size_class
+from actor.collectives.interception import Method, listen
+from actor.collectives.operations import END_OF_BATCH, WAIT, first_tensor, message_bytes, size_class
 from actor.comm_guard.evidence import Evidence, Observation
 from actor.comm_guard.failure import Call, explain
 from actor.comm_guard.guard import NCCL
@@ -40,10 +40,10 @@ class Observer:
         self._undo: Callable[[], None] | None = None
 
     def install(self) -> None:
-        self._undo = intercept(self._make)
+        self._undo = listen(self)
 
     def uninstall(self) -> None:
-        """Put torch.distributed back as it was, and leave the evidence, now with what a clean-up costs."""
+        """Hear of nothing any more, and leave the evidence, now with what a clean-up costs."""
         if self._undo is None:
             return
         self._undo()
@@ -74,7 +74,10 @@ class Observer:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(evidence.as_json(), indent=1))
 
-    def _make(self, operation: str, original: Method) -> Method:
+    def around(self, operation: str, call: Method) -> Method:
+        return call if operation in (WAIT, END_OF_BATCH) else self._observed(operation, call)
+
+    def _observed(self, operation: str, original: Method) -> Method:
         def observed(group: Any, *args: Any, **kwargs: Any) -> Any:
             arguments = (*args, *kwargs.values())
             place = self._places.get(group)

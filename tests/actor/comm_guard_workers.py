@@ -1,15 +1,22 @@
 """What the guard's tests run inside spawned workers, on real Gloo groups with a driver that says what it is told."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
+from actor.collectives.exchange_timer import ExchangeTimer
+from actor.collectives.interception import listen, take_unknown_calls
 from actor.comm_guard.guard import CommGuard
 from actor.comm_guard.observer import Observer
 from actor.comm_guard.rules import Policy, Stack, load_policy
+from actor.rank_clock import RankClock
 
 GLOO = ("gloo",)
 
@@ -272,3 +279,73 @@ def short_way(rank: int, count: int) -> dict[str, Any]:
     watching.uninstall()
     ProcessGroup.allreduce = entry
     return {"equal": equal, "sum": tensor.tolist(), "metrics": metrics, "notes": notes}
+
+
+def two_listeners(rank: int, count: int) -> dict[str, Any]:
+    """What clock and guard saw of one all_reduce each time: both, the guard alone, the clock alone, none of them."""
+    methods, wait = dict(vars(ProcessGroup)), vars(Work)["wait"]
+    clock, watching = RankClock(), guard(ToldDriver())
+    clock.keep_spans = True
+
+    def seen() -> tuple[int, float]:
+        with clock.part("train"):
+            dist.all_reduce(torch.ones(2))
+        spans = clock.take()[1]
+        return sum(span.name == "exchange" for span in spans), watching.take()["guard/checks"]
+
+    leave = listen(ExchangeTimer(clock))
+    watching.install()
+    found = [seen()]
+    leave()
+    found.append(seen())
+    leave_again = listen(ExchangeTimer(clock))
+    watching.uninstall()
+    found.append(seen())
+    leave_again()
+    leave()
+    found.append(seen())
+    return {"seen": found, "untouched": dict(vars(ProcessGroup)) == methods and vars(Work)["wait"] is wait}
+
+
+def unknown_operation(rank: int, count: int) -> dict[str, Any]:
+    """A torch whose process groups have an operation that the table lacks: what is counted, timed, guarded, said."""
+    ProcessGroup.teleport = lambda group, tensors: dist.group.WORLD.size()
+    clock, watching = RankClock(), guard(ToldDriver())
+    clock.keep_spans = True
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("actor.collectives.interception").addHandler(handler)
+    used: list[tuple[str, str]] = []
+
+    @contextmanager
+    def first_use(group: str, operation: str) -> Iterator[None]:
+        used.append((group, operation))
+        yield
+
+    leave = listen(ExchangeTimer(clock, first_use))
+    watching.install()
+    with clock.part("train"):
+        sizes = [dist.group.WORLD.teleport([torch.ones(2)]) for _ in range(3)]
+    checks, spans = watching.take()["guard/checks"], clock.take()[1]
+    calls = [take_unknown_calls(), take_unknown_calls()]
+    watching.uninstall()
+    leave()
+    plain = dist.group.WORLD.teleport([])
+    del ProcessGroup.teleport
+    exchanges = sum(span.name == "exchange" for span in spans)
+    return {
+        **{"sizes": [*sizes, plain], "checks": checks, "exchanges": exchanges, "calls": calls},
+        **{"warnings": warnings, "used": [operation for _, operation in used], "after": take_unknown_calls()},
+    }
+
+
+def barriers(rank: int, count: int) -> int:
+    """Exchanges that the clock sees in a monitored barrier, which blocks."""
+    clock = RankClock()
+    clock.keep_spans = True
+    leave = listen(ExchangeTimer(clock))
+    with clock.part("train"):
+        dist.monitored_barrier()
+    leave()
+    return sum(span.name == "exchange" for span in clock.take()[1])

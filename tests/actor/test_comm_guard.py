@@ -1,10 +1,15 @@
 """The memory guard on real process groups: what it sees, when it acts, what it says, and that it changes nothing."""
 
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from torch._C._distributed_c10d import ProcessGroup
 from train_support import in_module_worker, run_processes
 
-from actor.collectives.operations import DISPATCHER_NAMES
+from actor.collectives.operations import DISPATCHER_NAMES, unknown_methods
 from actor.comm_guard.rules import load_policy
 
 SKIPPED = {
@@ -57,9 +62,47 @@ def test_a_failure_names_operation_group_bytes_and_memory():
             assert "last probes" in text
 
 
+def test_clock_and_guard_listen_to_the_same_calls_and_leave_in_any_order():
+    for found in run_processes(2, in_module_worker, "comm_guard_workers", "two_listeners"):
+        (both, both_checks), (_, alone), (timed, gone), (none, nothing) = found["seen"]
+        assert both == timed == 2  # its start and the wait for it
+        assert (both_checks, alone, gone) == (1, 1, 0)
+        assert (none, nothing) == (0, 0)
+        assert found["untouched"]
+
+
+def test_an_unknown_operation_is_timed_guarded_counted_and_warned_of_once():
+    for found in run_processes(2, in_module_worker, "comm_guard_workers", "unknown_operation"):
+        assert found["sizes"] == [2] * 4
+        assert found["exchanges"] == found["checks"] == 3
+        assert found["calls"] == [3, 0]
+        assert found["used"] == ["teleport"]
+        assert len(found["warnings"]) == 1
+        assert "ProcessGroup.teleport" in found["warnings"][0]
+        assert found["after"] == 0
+
+
+def test_a_monitored_barrier_is_timed():
+    assert all(seen >= 1 for seen in run_processes(2, in_module_worker, "comm_guard_workers", "barriers"))
+
+
+def test_this_torch_has_no_operation_that_is_not_known():
+    assert unknown_methods(vars(ProcessGroup)) == ()
+
+
+def test_nobody_uses_functional_collectives_which_are_not_seen():
+    """But for Megatron's own FSDP, which is not used, and its question whether something is being compiled."""
+    uses = re.compile(r"_functional_collectives(?!\.is_torchdynamo_compiling)|_c10d_functional")
+    megatron = Path(str(importlib.util.find_spec("megatron.core").origin)).parent
+    rooms = [Path(__file__).parents[2] / name for name in ("actor", "rollout", "rlpipe")]
+    files = [path for folder in (megatron, *rooms) for path in folder.rglob("*.py") if "fsdp" not in path.parts]
+    found = [path for path in files if uses.search(path.read_text()) and path.name != "interception.py"]
+    assert found == []
+
+
 def test_every_collective_of_this_torch_is_known():
     operators = {name.removeprefix("c10d::") for name in torch._C._dispatch_get_all_op_names() if "c10d::" in name[:6]}
-    assert operators - {"check_for_nan", "monitored_barrier_"} == set(DISPATCHER_NAMES)
+    assert operators - {"check_for_nan"} == set(DISPATCHER_NAMES)
 
 
 def test_the_default_policy_has_the_published_verdicts():

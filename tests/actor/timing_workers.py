@@ -11,7 +11,8 @@ import torch
 import train_workers
 from train_support import VOCABULARY
 
-from actor.collectives.exchanges import watch_exchanges
+from actor.collectives.exchange_timer import ExchangeTimer
+from actor.collectives.interception import listen
 from actor.kernel_warm_up import warm_up
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer
@@ -22,7 +23,7 @@ from rlpipe.batching.shape_classes import shape_class_packs
 def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: float) -> dict[str, Any]:
     """One step without and one for each planted sleep on rank 1; seconds of each part, by what was planted."""
     clock = RankClock()
-    undo = watch_exchanges(clock)
+    undo = listen(ExchangeTimer(clock))
     trainer = train_workers.trainer(policy_path, count, clock=clock)
     pack = train_workers.split(train_workers.whole_batch(), [range(4), range(4, 8)])[rank]
     found: dict[str, Any] = {}
@@ -77,9 +78,9 @@ def _plant(trainer: Trainer, where: str, seconds: float) -> Any:
     if where == "optimizer":
         optimizer, step = trainer.optimizer, trainer.optimizer.step
 
-        def slow_step(norm: float) -> None:
+        def slow_step(*arguments: Any) -> None:
             time.sleep(seconds)
-            step(norm)
+            step(*arguments)
 
         optimizer.step = slow_step
         return lambda: vars(optimizer).pop("step")
