@@ -13,18 +13,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 
-from rlpipe.config.actor import ParallelConfig
 from rlpipe.shared.errors import ActorError
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import Pack, sequence_multiple
 
 Rows = NDArray[np.int64]
-
-
-def pack_multiples(parallel: ParallelConfig) -> tuple[int, int]:
-    """(sequence, total): each padded sequence must be a multiple of the first, the whole pack of the second."""
-    sequence = 2 * parallel.context if parallel.context > 1 else 1
-    shards = parallel.context * (parallel.tensor if parallel.sequence else 1)
-    return sequence, max(sequence, sequence * shards // np.gcd(sequence, shards))
 
 
 def zigzag_rows(cu_seqlens: tuple[int, ...], cp_size: int, cp_rank: int) -> Rows:
@@ -205,14 +197,14 @@ def _local_routes(pack: Pack, rows: Rows, total: int, tp_size: int, device: torc
 
 
 def _legal_ends(pack: Pack, cp_size: int, tp_size: int) -> tuple[int, ...]:
-    sequence_multiple = 2 * cp_size if cp_size > 1 else 1
+    multiple = sequence_multiple(cp_size)
     if pack.padded_tokens == 0:
-        return (0, sequence_multiple * tp_size)
+        return (0, multiple * tp_size)
     lengths = np.diff(np.asarray(pack.cu_seqlens_padded))
-    if (lengths % sequence_multiple).any():
+    if (lengths % multiple).any():
         raise ActorError(
-            f"a padded sequence of {int(lengths[lengths % sequence_multiple != 0][0])} tokens is not a multiple of "
-            f"2 x CP = {sequence_multiple}: pad sequences with `pack_multiples`"
+            f"a padded sequence of {int(lengths[lengths % multiple != 0][0])} tokens is not a multiple of "
+            f"2 x CP = {multiple}: pad sequences to it"
         )
     return tuple(pack.cu_seqlens_padded)
 

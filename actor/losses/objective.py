@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from actor.losses.correction import correct_mismatch
-from actor.losses.kl import kl_estimate
 from actor.losses.loss_registry import find_loss
 from actor.losses.requirements import SUPERVISED, needs_reference
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.shared.kl import kl_estimate
 
 MISMATCH = ("mismatch/logprob_abs_mean", "mismatch/logprob_abs_max")
 """Metrics that compare log-probabilities of the engine and the actor, which must have the same weights."""
@@ -24,7 +25,7 @@ def objective(inputs: LossInputs, options: AlgorithmConfig) -> LossOutput:
     token_loss, terms = output.token_loss, {"train/policy_loss": output.token_loss}
     if needs_reference(options):
         assert inputs.ref_logprobs is not None
-        terms["train/kl_loss"] = kl_estimate(inputs.logprobs, inputs.ref_logprobs, options.kl.estimator)
+        terms["train/kl_loss"] = kl_estimate(inputs.logprobs - inputs.ref_logprobs, options.kl.estimator, torch.expm1)
         token_loss = token_loss + options.kl.coefficient * terms["train/kl_loss"]
     assert inputs.entropy is not None
     if options.entropy_coefficient > 0:

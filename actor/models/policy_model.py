@@ -107,7 +107,7 @@ class PolicyModel(GPTModel):
         if self.config.sequence_parallel and tokens % shards:
             raise ActorError(
                 f"a pack of {tokens} tokens per context-parallel rank does not divide over {shards} sequence-parallel "
-                "ranks: pad it with `pack_multiples`"
+                "ranks: pad it to ActorLayout.pack_multiple"
             )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlpipe.shared.kl import kl_estimate
 from rlpipe.shared.sample import Sample, Status
 
 
@@ -34,21 +35,6 @@ def mask_off_policy(sample: Sample, version: int) -> Sample:
     return replace(sample, loss_mask=mask)
 
 
-def kl_estimate(
-    logprobs: NDArray[np.float32], reference_logprobs: NDArray[np.float32], estimator: str
-) -> NDArray[np.float64]:
-    """KL(policy || reference) per token, of the same shape; Schulman, "Approximating KL divergence" (2020).
-
-    With d = log policy - log reference: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
-    """
-    difference = logprobs.astype(np.float64) - reference_logprobs
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return difference**2 / 2
-    return np.expm1(-difference) + difference
-
-
 def kl_by_sample_of(
     samples: Sequence[Sample],
     policy: Mapping[str, NDArray[np.float32]] | None,
@@ -67,7 +53,8 @@ def kl_by_sample_of(
             logprobs = np.array(sample.rollout_logprobs, dtype=np.float32)
         else:
             logprobs = policy[sample.sample_id][span]
-        estimates[sample.sample_id] = kl_estimate(logprobs, reference[sample.sample_id][span], estimator)
+        difference = logprobs.astype(np.float64) - reference[sample.sample_id][span]
+        estimates[sample.sample_id] = kl_estimate(difference, estimator, np.expm1)
     return estimates
 
 

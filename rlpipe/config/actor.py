@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.pack import pack_multiple
 
 LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
 
@@ -37,8 +38,7 @@ class ParallelConfig(Section):
     @property
     def pack_multiple(self) -> int:
         """Tokens of a pack are a multiple of it: CP cuts each sequence into 2 x CP pieces, TP shares CP's tokens."""
-        pieces = 2 * self.context if self.context > 1 else 1
-        return math.lcm(pieces, self.context * self.tensor if self.sequence else 1)
+        return pack_multiple(self.context, self.tensor, self.sequence)
 
     @model_validator(mode="after")
     def _sequence_needs_tensor(self) -> Self:

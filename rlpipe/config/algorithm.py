@@ -137,6 +137,12 @@ class AlgorithmConfig(Section):
     updates_per_iteration: int = Field(1, ge=1)
     """Optimizer steps per iteration; with 1 the step is on-policy and no old log-probabilities are computed."""
 
+    def needs_old_pass(self, stale: bool) -> bool:
+        """Whether an iteration computes log-probabilities under the actor before its update. stale: whether tokens of
+        the iteration were sampled by older weights; where none was and one step is made, the update's own forward pass
+        gives the same values."""
+        return self.old_policy == "actor" and (stale or self.updates_per_iteration > 1)
+
     @field_validator("advantage")
     @classmethod
     def _advantage_is_known(cls, name: str) -> str:

@@ -1,12 +1,11 @@
 """Where each process stands in the parallel layout, and what that asks of packs. Pure: imports no torch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.shared.errors import ActorError
-from rlpipe.shared.pack import Pack, dummy_pack
+from rlpipe.shared.pack import Pack, dummy_pack, pack_multiple, sequence_multiple
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,13 @@ class ActorLayout:
     @property
     def sequence_multiple(self) -> int:
         """The padded length of every sequence is a multiple of this: each context rank holds two equal pieces."""
-        return 2 * self.context_parallel if self.context_parallel > 1 else 1
+        return sequence_multiple(self.context_parallel)
 
     @property
     def pack_multiple(self) -> int:
         """`Pack.padded_tokens` is a multiple of this: with sequence parallelism the tensor ranks share a context
         rank's tokens evenly. Lengthen the last sequence to reach it."""
-        shared = self.tensor_parallel * self.context_parallel if self.sequence_parallel else 1
-        return math.lcm(self.sequence_multiple, shared)
+        return pack_multiple(self.context_parallel, self.tensor_parallel, self.sequence_parallel)
 
     def filled(self, packs: Sequence[Pack]) -> list[Pack]:
         """`packs` and as many dummy packs as the pipeline schedule asks for: the interleaved one takes packs in groups

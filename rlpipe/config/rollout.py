@@ -129,6 +129,11 @@ class RolloutConfig(Section):
     """How one response comes about: once, or in several turns with tools."""
 
     @property
+    def may_be_stale(self) -> bool:
+        """Whether responses can hold tokens that older weights than those before the update sampled."""
+        return self.iterations_ahead > 0 or self.partial
+
+    @property
     def iterations_ahead(self) -> int:
         """How many iterations generation may be ahead of training."""
         return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.mode]

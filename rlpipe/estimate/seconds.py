@@ -42,21 +42,17 @@ def plan_seconds(
         include_mtp=config.actor.train_mtp,
     )
     actor_flops = config.actor.processes * _device_tflops(config, cluster) * 1e12
+    needs_old = config.algorithm.needs_old_pass(config.rollout.may_be_stale)
     seconds = {
         "rollout": _rollout_seconds(config, model, cluster, memory, lengths),
         "ref_logprob": forward / actor_flops if config.algorithm.kl.coefficient > 0 else 0.0,
-        "old_logprob": forward / actor_flops if _needs_old(config) else 0.0,
+        "old_logprob": forward / actor_flops if needs_old else 0.0,
         "forward_backward": train / actor_flops,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster),
         "sleep_wake": _sleep_wake_seconds(config, model, cluster),
         "weight_sync": _sync_seconds(config, model, cluster),
     }
     return {phase: value for phase, value in seconds.items() if value}
-
-
-def _needs_old(config: Config) -> bool:
-    algorithm = config.algorithm
-    return algorithm.old_policy == "actor" and (algorithm.updates_per_iteration > 1 or algorithm.correction.active)
 
 
 def _device_tflops(config: Config, cluster: ClusterConfig) -> float:

@@ -52,10 +52,6 @@ class Conversation:
         self.status: Status | None = None
 
     @property
-    def prompt_text(self) -> str:
-        return self._prompt_request.prompt.text
-
-    @property
     def metadata(self) -> dict[str, object]:
         """The other columns of the prompt's row, and `label`."""
         return {**self._prompt_request.prompt.metadata, "label": self._prompt_request.prompt.label}

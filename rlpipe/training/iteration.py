@@ -100,7 +100,3 @@ class IterationLog:
                 if record.sample_rows:
                     self._trackers.log_samples(number, record.sample_rows)
                 self._console.row(number, record.metrics)
-
-    def restart_clock(self) -> None:
-        """Call right before the first iteration: what came earlier belongs to none."""
-        self._end_seconds = time.perf_counter()

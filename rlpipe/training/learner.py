@@ -53,20 +53,18 @@ class Learner:
         None where every token was sampled by that policy and one step is made, since they then equal the ones of the
         update's own forward pass; and where `algorithm.old_policy` takes the engine's.
         """
-        algorithm = self._config.algorithm
         stale = any(span.version != version for sample in samples for span in sample.versions)
-        needed = (stale or algorithm.updates_per_iteration > 1) and algorithm.old_policy != "rollout"
-        return self._logprobs(samples, "policy") if needed else None
+        return self._logprobs(samples, "policy") if self._config.algorithm.needs_old_pass(stale) else None
 
     @property
     def old_policy_choice(self) -> str:
         """What the run will do about old log-probabilities, for its first lines."""
-        algorithm, rollout = self._config.algorithm, self._config.rollout
-        if algorithm.old_policy == "rollout":
+        algorithm = self._config.algorithm
+        if not algorithm.needs_old_pass(stale=True):
             return "old log-probabilities: those that the engines report, no pass for them"
-        if algorithm.updates_per_iteration > 1:
+        if algorithm.needs_old_pass(stale=False):
             return f"old log-probabilities: a pass each iteration, for its {algorithm.updates_per_iteration} updates"
-        if rollout.iterations_ahead or rollout.partial:
+        if self._config.rollout.may_be_stale:
             return "old log-probabilities: a pass where responses are older than the policy, skipped elsewhere"
         return "old log-probabilities: pass skipped, each iteration is one on-policy step"
 

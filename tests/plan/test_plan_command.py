@@ -92,6 +92,9 @@ def test_phases_are_those_that_the_run_needs():
     assert phases() - phases("ray.sleep=never") == {"sleep_wake"}
     assert phases("algorithm.kl.coefficient=0.01") - phases() == {"ref_logprob"}
     assert phases("algorithm.updates_per_iteration=2") - phases() == {"old_logprob"}
+    assert phases("algorithm.correction.weight=token") == phases()
+    assert phases("rollout.mode=one_step_off") - phases() == {"old_logprob"}
+    assert phases("rollout.mode=one_step_off", "algorithm.old_policy=rollout") == phases()
 
 
 @pytest.mark.parametrize(
