@@ -93,8 +93,10 @@ def test_phases_are_those_that_the_run_needs():
     assert phases("algorithm.kl.coefficient=0.01") - phases() == {"ref_logprob"}
     assert phases("algorithm.updates_per_iteration=2") - phases() == {"old_logprob"}
     assert phases("algorithm.correction.weight=token") == phases()
-    assert phases("rollout.mode=one_step_off") - phases() == {"old_logprob"}
-    assert phases("rollout.mode=one_step_off", "algorithm.old_policy=rollout") == phases()
+    ahead = ("ray.sleep=never", "rollout.mode=one_step_off", "rollout.oversampling=1", "rollout.partial=false")
+    corrected = phases(*ahead, "algorithm.correction.weight=token")
+    assert corrected - phases("ray.sleep=never") == {"old_logprob"}
+    assert phases(*ahead, "algorithm.old_policy=rollout") == phases("ray.sleep=never")
 
 
 @pytest.mark.parametrize(
