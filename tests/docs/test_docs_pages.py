@@ -12,7 +12,7 @@ import yaml
 from rlpipe.config.load import validate
 
 PROJECT = Path(__file__).parents[2]
-PAGES = sorted([*PROJECT.glob("docs/*.md"), PROJECT / "README.md"])
+PAGES = sorted([*PROJECT.glob("docs/*.md"), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"])
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"\brlpipe ([\w-]+)")
 _MINIMAL = {
@@ -39,6 +39,27 @@ def _run(*command: str, cwd: Path = PROJECT) -> str:
     return done.stdout
 
 
+def test_the_readme_names_every_command():
+    from rlpipe.cli import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
+    shown = re.findall(r"^    rlpipe ([\w-]+)", (PROJECT / "README.md").read_text(), re.MULTILINE)
+    assert set(shown) == known
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = set(
+        re.findall(
+            r"`((?:rlpipe|actor|rollout|rewards|tests|scripts|benchmarks|configs)/[\w/.-]*)`",
+            (PROJECT / page).read_text(),
+        )
+    )
+    assert named
+    assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
+
+
 def test_generated_pages_are_current():
     _run(sys.executable, "scripts/generate_docs.py", "--check")
 
@@ -46,6 +67,8 @@ def test_generated_pages_are_current():
 def test_the_site_builds_without_warnings(tmp_path):
     _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site"))
     assert (tmp_path / "site" / "quick_start" / "index.html").exists()
+    design = (tmp_path / "site" / "design" / "index.html").read_text()
+    assert design.count("<svg id=") == 2 and "language-mermaid" not in design
 
 
 @pytest.mark.parametrize("text", _blocks("bash"))

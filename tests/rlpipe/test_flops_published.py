@@ -1,9 +1,16 @@
 """How published figures came about: ours must explain them, not only differ from them."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from rlpipe.flops import Grid, batch_lengths, model_flops, tflops_per_gpu, utilization
 from rlpipe.model.hf_config import load_model_shape
+
+PROJECT = Path(__file__).parents[2]
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+import field_flops  # noqa: E402
 
 QWEN3_8B, QWEN3_5_35B = "Qwen3-8B", "Qwen3.5-35B-A3B"
 
@@ -13,12 +20,7 @@ SLIME_EFFECTIVE_LENGTH = 4741
 
 
 def _slime_train_flops_per_token(length):
-    """slime's formula on Qwen3.5-35B-A3B: each of 40 layers as softmax attention, no gate, an output of h x h."""
-    hidden, heads, key_value_heads, head_dim, layers, vocab = 2048, 16, 2, 256, 40, 248320
-    projections = 2 * hidden * heads * head_dim + 4 * hidden * key_value_heads * head_dim + 2 * hidden * hidden
-    feed_forward = 6 * hidden * (8 * 512 + 512)
-    attention = 2 * heads * head_dim * length
-    return 3 * (layers * (projections + feed_forward + attention) + 2 * hidden * vocab)
+    return field_flops.slime(field_flops.read_sizes(), length)
 
 
 @pytest.mark.parametrize(("tokens_per_second", "published_tflops"), SLIME_TABLE)
@@ -71,3 +73,10 @@ def test_attention_within_frames_not_within_the_video():
 def test_rates_need_time_and_devices():
     with pytest.raises(ValueError, match="no rate over 0 seconds"):
         tflops_per_gpu(1, 0, 1)
+
+
+def test_the_readme_shows_what_the_script_computes():
+    (row,) = [line for line in (PROJECT / "README.md").read_text().splitlines() if line.startswith("| reported over")]
+    computed = {name: field_flops.cell(values) for name, values in field_flops.ratios().items()}
+    expected = ["1 and 1", computed["slime"], computed["verl"], "raises", computed["prime-rl"], "raises"]
+    assert [one.strip() for one in row.split("|")[2:-1]] == expected
