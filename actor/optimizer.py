@@ -1,5 +1,6 @@
 """Megatron's distributed Adam with masters and moments in host memory, its learning rate, and its clipped step."""
 
+import gc
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -104,9 +105,11 @@ class Optimizer:
             adam.compact_state()
 
     def close(self) -> None:
-        """The states are needed no more; call before another optimizer is made for the same parameters."""
+        """Let go of all states; call before another optimizer is made, which would not fit beside this one."""
         for adam in self.adams:
             adam.close()
+        self.megatron = None
+        gc.collect()  # Megatron's optimizers refer to themselves
 
 
 def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerConfig:

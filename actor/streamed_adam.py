@@ -20,7 +20,6 @@ from actor.transfer_stream import (
     compute_after,
     page_locked,
     record_compute,
-    unlock,
     wait_on_host,
 )
 from rlpipe.shared.replaced_parts import relies_on
@@ -208,11 +207,9 @@ class StreamedAdam:
             wait_on_host(slot.arrived)
 
     def close(self) -> None:
-        """Give all device memory back, and let the host's states be swapped and freed."""
+        """Give all device memory back; the host's goes with the last reference to its states."""
         self.finish()
         self.release()
-        for part in self.states.parts:
-            unlock(part)
 
     def forget(self) -> None:
         """The host's states were changed from outside: nothing that slots hold is valid any more."""

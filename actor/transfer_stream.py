@@ -1,6 +1,7 @@
 """Copies between host and device beside what the device computes. On a CPU everything happens at once, in order."""
 
 import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeAlias
@@ -64,34 +65,39 @@ def wait_on_host(event: Event) -> None:
         event.synchronize()
 
 
+class _LockedMemory(mmap.mmap):
+    """Anonymous memory that CUDA has locked: unlocked before it goes, since CUDA would take whatever the system lays
+    there next for locked already."""
+
+    locked_address = 0
+
+    def __del__(self) -> None:
+        if self.locked_address and not sys.is_finalizing():
+            torch.cuda.cudart().cudaHostUnregister(self.locked_address)
+
+
 def page_locked(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """A host tensor [elements] of zeros that the device can copy from and to beside its computations.
 
     In huge pages and locked as a whole: torch's own page-locked memory is rounded up to a power of two, and takes four
     times as long to set up.
 
-    Give it to `unlock` before the last reference to it goes. Raises ResourceError where the host does not have so much
-    memory to lock.
+    Raises ResourceError where the host does not have so much memory to lock.
     """
     if not has_transfers() or elements == 0:
         return torch.zeros(elements, dtype=dtype)
     size_bytes = elements * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _LockedMemory(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ResourceError(_refusal(size_bytes, str(error))) from error
     memory.madvise(_HUGE_PAGES)
     tensor = torch.frombuffer(memory, dtype=dtype).zero_()
     status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size_bytes, 0)
     if int(status) != 0:
-        raise ResourceError(_refusal(size_bytes, f"CUDA: {status}"))
+        raise ResourceError(_refusal(size_bytes, f"CUDA error {int(status)}"))
+    memory.locked_address = tensor.data_ptr()
     return tensor
-
-
-def unlock(tensor: torch.Tensor) -> None:
-    """End what `page_locked` began; the tensor stays valid. All copies from and to it have ended."""
-    if has_transfers() and tensor.numel():
-        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
 def _refusal(size_bytes: int, reason: str) -> str:
