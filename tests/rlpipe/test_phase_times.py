@@ -71,6 +71,14 @@ def rows(run):
     return {row["iteration"]: row for row in lines}
 
 
+def test_the_start_is_divided_into_what_the_driver_waited_for(rows):
+    start = {name[6:-8]: value for name, value in rows[0].items() if name.startswith("start/")}
+    waited = sum(start[part] for part in ("inputs", "ray", "engines", "actor", "warm_up", "weights"))
+    assert 0.8 * start["total"] < waited <= start["total"]
+    assert min(start["engine_import"], start["engine_load"], start["actor_import"]) > 0.1
+    assert not any(name.startswith("start/") for name in rows[1])
+
+
 def test_phases_explain_98_percent_of_every_iteration(rows):
     for iteration in (1, 2, 3):
         row = rows[iteration]

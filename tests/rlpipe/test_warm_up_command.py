@@ -1,0 +1,18 @@
+"""`rlpipe warm-up`: both sides start and meet every class, and nothing but a table is left."""
+
+from run_support import run_arguments, run_command
+
+
+def test_both_sides_are_warmed_up_and_no_run_is_made(tmp_path):
+    settings = [
+        f"model.path={tmp_path}/policy",
+        f"prepare.directory={tmp_path}/task",
+        f"run.directory={tmp_path}/runs",
+        f"jit.cache_directory={tmp_path}/caches",
+        "rollout.engine.max_running_requests=4",
+        "actor.max_tokens_per_gpu=64",
+    ]
+    output = run_command("warm-up", *run_arguments(tmp_path, *settings))
+    assert "compiler" in output
+    assert f"TRITON_CACHE_DIR={tmp_path}/caches" in output
+    assert not (tmp_path / "runs").exists()
