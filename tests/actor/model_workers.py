@@ -307,6 +307,7 @@ def gdn_backend_calls(rank: int, count: int) -> dict[str, Any]:
     def rule(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
         answer["shapes"] = [tuple(x.shape) for x in (query, key, value, options["g"], options["beta"])]
         answer["options"] = sorted(options)
+        answer["unit_rows"] = all(torch.allclose(x.norm(dim=-1), torch.ones(()), atol=1e-3) for x in (query, key))
         answer["dtype"] = str(options["cu_seqlens"].dtype)
         return value, None
 
