@@ -60,6 +60,19 @@ def test_files_that_a_page_names_are_there(page):
     assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
 
 
+def test_files_that_ask_for_the_device_are_seams_of_the_design():
+    asks = re.compile(r"cuda\.is_available\(\)|= cluster_gpus\(\)|if cluster_gpus\(\)|\.is_cuda\b|device\.type [!=]=")
+    rooms = ("actor", "rollout", "rlpipe/training", "rlpipe/generation", "rlpipe/batching", "rlpipe/algorithms")
+    found = {
+        str(path.relative_to(PROJECT))
+        for room in rooms
+        for path in (PROJECT / room).rglob("*.py")
+        if "cpu_stand_ins" not in path.parts and asks.search(path.read_text())
+    }
+    seams = (PROJECT / "docs/design.md").read_text().partition("## Seams")[2].partition("## ")[0]
+    assert found and {name for name in found if f"`{name}`" not in seams} == set()
+
+
 def test_generated_pages_are_current():
     _run(sys.executable, "scripts/generate_docs.py", "--check")
 

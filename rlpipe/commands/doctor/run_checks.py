@@ -62,7 +62,7 @@ def _checkpoint(config: Config) -> Check:
     latest = latest_checkpoint(folder)
     if latest is None:
         return ok("checkpoint", f"none at {folder}; the run starts from model.path")
-    fix = f"remove {latest}, and --resume takes the one before it"
+    fix = "look at the disk that holds it, and remove that folder; --resume takes the one before it"
     try:
         state = read_state(latest)
         damaged = damaged_files(latest, state, state["files"])
