@@ -158,16 +158,25 @@ def export_policy(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run; several are compared.")],
     table: Annotated[
         bool, typer.Option("--table", help="Print speeds by iteration, over a window and in all instead.")
     ] = False,
     skip: Annotated[int, typer.Option(help="Last iteration that counts as warm-up in the table.")] = 1,
     window: Annotated[int, typer.Option(min=1, help="Iterations of the table's window.")] = 10,
+    output: Annotated[Path, typer.Option(help="The page of a comparison.")] = Path("comparison.html"),
     debug: Debug = False,
 ) -> None:
-    """Draw a run: report.png and report.html in its folder."""
+    """Draw a run: report.png and report.html in its folder. Several runs: one page that compares them."""
     with one_sentence(debug):
+        run_dir, *others = run_dirs
+        if others and table:
+            raise ConfigError("--table is about one run: give one folder, or leave --table out")
+        if others:
+            from rlpipe.monitoring.report.comparison import write_comparison
+
+            typer.echo(f"comparison: {write_comparison(run_dirs, output)}")
+            return
         if not table:
             _show_report(run_dir)
             return
@@ -178,6 +187,35 @@ def report(
         typer.echo(performance_table(history, skip, window))
         for note in history.notes:
             typer.echo(note, err=True)
+
+
+@app.command()
+def status(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")], debug: Debug = False
+) -> None:
+    """Say how a run stands: going on or not, iteration, time left, reward, checkpoint, faults."""
+    with one_sentence(debug):
+        from rlpipe.commands.run_status import run_status
+
+        typer.echo(run_status(run_dir))
+
+
+@app.command()
+def logs(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Parts of log names, for instance engine_0.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Print the last lines of the logs of a run's workers."""
+    with one_sentence(debug):
+        from rlpipe.commands.run_logs import run_logs
+
+        for line in run_logs(run_dir, names or [], lines, follow):
+            typer.echo(line)
 
 
 @app.command("config")

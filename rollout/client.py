@@ -77,6 +77,11 @@ class EngineClient:
         """Engines that owe an answer."""
         return self._dispatcher.busy_engines()
 
+    def running_lengths(self) -> list[int]:
+        """Tokens of each response that is still being written, as far as health probes have told. From any thread."""
+        told = [owner.progress.get(name) for name, owner in list(self._owners.items())]
+        return [len(partial.token_ids) for partial in told if partial is not None]
+
     def close(self) -> None:
         """The fleet forgets it; to be called from any thread once nothing is asked any more."""
         self._fleet.ignore(self._on_change)

@@ -11,6 +11,7 @@ from rlpipe.config.rollout import RolloutConfig
 from rlpipe.generation.filters import GroupFilter, drop_reason
 from rlpipe.generation.meter import GradingMeter
 from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.monitoring.console import TaskProgress
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.sample import Sample, Status
 from rollout.partial_response import PartialResponse
@@ -169,14 +170,15 @@ class GroupSource:
         groups = [*self._waiting, *self._broken, *self._tasks.values(), *finished]
         return sorted(group.number for group in groups)
 
-    def progress(self, iteration: int) -> tuple[int, int]:
+    def progress(self, iteration: int) -> TaskProgress:
         """Samples of `iteration` that are there, and wanted. To be called from any thread, for display."""
         quota = self._quotas.get(self._key(iteration))
         finished = [] if quota is None else list(quota.finished)
         running = list(self._tasks.values())
         wanted = self._config.prompts_per_iteration * self._config.samples_per_prompt
-        there = len(finished) * self._config.samples_per_prompt + sum(len(group.samples) for group in running)
-        return min(there, wanted), wanted
+        samples = [sample for group in (*finished, *running) for sample in list(group.samples.values())]
+        lengths = [len(sample.response_ids) for sample in samples]
+        return TaskProgress(min(len(samples), wanted), wanted, sum(lengths), max(lengths, default=0))
 
     def _key(self, iteration: int) -> int:
         return iteration if self._in_order else 0

@@ -17,7 +17,7 @@ from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.generation.group_source import Batch, GroupSource, Responded
 from rlpipe.generation.inputs import Inputs
 from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
-from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.console import Console, TaskProgress
 from rlpipe.shared.errors import RlpipeError, RolloutError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.sample import Sample, Status
@@ -80,7 +80,9 @@ class Rollouts:
 
         Raises RolloutError when all groups were dropped or too many samples failed, DeadlineError when late.
         """
-        batch = self._wait(self._source.take(iteration, version), lambda: self._source.progress(iteration))
+        batch = self._wait(
+            self._source.take(iteration, version), lambda: self._with_running(self._source.progress(iteration))
+        )
         self._check_failures(batch.samples)
         return batch
 
@@ -104,7 +106,7 @@ class Rollouts:
         async def all_of_them() -> list[Sample]:
             return await asyncio.gather(*map(one, requests))
 
-        return self._wait(all_of_them(), lambda: (len(there), len(requests)))
+        return self._wait(all_of_them(), lambda: self._with_running(_finished(there, len(requests))))
 
     def position(self) -> tuple[StreamState, tuple[int, ...]]:
         """What the next run's `state` and `pending` have to be for no prompt to be lost."""
@@ -137,7 +139,7 @@ class Rollouts:
         self.close()
 
     def _wait(
-        self, coroutine: Coroutine[Any, Any, Result], progress: Callable[[], tuple[int, int]] | None = None
+        self, coroutine: Coroutine[Any, Any, Result], progress: Callable[[], TaskProgress] | None = None
     ) -> Result:
         """Its result, with the console told of its progress."""
         deadline = self._config.deadlines.rollout_seconds
@@ -147,7 +149,7 @@ class Rollouts:
             raise_if_requested()
             if progress is not None:
                 self._while_waiting()
-                self._console.progress(*progress())
+                self._console.progress(progress())
             if time.monotonic() > end:
                 future.cancel()
                 raise self._pool.late(self._client, deadline)
@@ -156,6 +158,15 @@ class Rollouts:
             except TimeoutError:
                 continue
         return future.result()
+
+    def _with_running(self, progress: TaskProgress) -> TaskProgress:
+        """With what the engines have told of responses that are still being written."""
+        lengths = self._client.running_lengths()
+        return replace(
+            progress,
+            tokens=progress.tokens + sum(lengths),
+            longest_tokens=max([progress.longest_tokens, *lengths]),
+        )
 
     def _take_group(self) -> tuple[int, list[PromptRequest]]:
         number = self._pending.pop(0) if self._pending else None
@@ -207,6 +218,11 @@ class Rollouts:
             )
         if failures:
             self._console.say(f"{len(failures)} samples failed; the last one: {failures[-1]}")
+
+
+def _finished(samples: Sequence[Sample], wanted: int) -> TaskProgress:
+    lengths = [len(sample.response_ids) for sample in samples]
+    return TaskProgress(len(lengths), wanted, sum(lengths), max(lengths, default=0))
 
 
 def failed_sample(request: PromptRequest) -> Sample:

@@ -35,6 +35,24 @@ def _rank_spread(part: str) -> tuple[str, ...]:
 
 GROUPS = (
     Group(
+        "Learning",
+        (
+            Panel("reward", ("rollout/reward_mean", "rollout/reward_std")),
+            Panel("accuracy", ("rollout/accuracy", "eval/{dataset}/accuracy")),
+            Panel("reward components", ("reward/{component}_mean", "reward/format_share")),
+            Panel("pass@k", ("eval/{dataset}/pass_at_{k}",)),
+            Panel("response tokens", ("rollout/response_tokens_mean", "rollout/response_tokens_max")),
+            Panel("held-out response tokens", ("eval/{dataset}/response_tokens_mean",)),
+            Panel("truncated share", ("rollout/truncated_share",)),
+            Panel("loss", ("train/loss", "train/policy_loss")),
+            Panel("KL", ("train/kl_loss",)),
+            Panel("entropy", ("train/entropy",)),
+            Panel("gradient norm", ("train/gradient_norm",)),
+            Panel("importance ratio", ("train/ratio_mean",)),
+            Panel("clipped share", ("train/clip_share", "train/dual_clip_share")),
+        ),
+    ),
+    Group(
         "Where the time goes",
         (
             Panel(
@@ -78,20 +96,6 @@ GROUPS = (
             Panel("seconds of compiling", ("perf/jit_seconds",)),
             Panel("compilations", ("perf/jit_compiles",)),
             Panel("alarms and stalls", ("perf/jit_alarms", "perf/jit_stalls")),
-        ),
-    ),
-    Group(
-        "Learning",
-        (
-            Panel("reward", ("rollout/reward_mean",)),
-            Panel("accuracy", ("rollout/accuracy", "eval/{dataset}/accuracy")),
-            Panel("response tokens", ("rollout/response_tokens_mean", "rollout/response_tokens_max")),
-            Panel("truncated share", ("rollout/truncated_share",)),
-            Panel("loss", ("train/loss", "train/policy_loss")),
-            Panel("KL", ("train/kl_loss",)),
-            Panel("entropy", ("train/entropy",)),
-            Panel("gradient norm", ("train/gradient_norm",)),
-            Panel("clipped share", ("train/clip_share",)),
         ),
     ),
     Group(

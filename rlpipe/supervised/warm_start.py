@@ -13,7 +13,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.supervised import WarmStartConfig
 from rlpipe.data.special_text import SpecialText
 from rlpipe.generation.inputs import Inputs
-from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.console import Console, TaskProgress
 from rlpipe.supervised.examples import answer_sequence
 from rlpipe.supervised.supervised_packs import supervised_packs
 
@@ -41,7 +41,7 @@ def warm_start(inputs: Inputs, settings: WarmStartConfig, actor: "ActorGroup", c
         packs = supervised_packs(next(batches), config.actor, data_parallel=actor.layout.data_parallel, cost=cost)
         loss = actor.train(packs.ranks, AlgorithmConfig(loss="sft")).metrics["train/loss"]
         step += 1
-        console.progress(step, settings.steps)
+        console.progress(TaskProgress(step, settings.steps))
     actor.reset_optimizer(config.actor.optimizer, config.run.iterations * config.algorithm.updates_per_iteration)
     actor.set_reference()
     return WarmStartResult(step, loss)

@@ -16,6 +16,7 @@ from rlpipe.generation.inputs import Inputs, load_inputs
 from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.monitoring.run_header import run_header
 from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.interrupts import CleanupStack
@@ -148,6 +149,7 @@ def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
         console.say(note)
     opened = open_run_directory(config, opening, inputs.training.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:
+        console.header(run_header(config, directory))
         bundles = stack.enter_context(open_cluster(config, clock, lambda: last_words(directory)))
         grading = stack.enter_context(open_grading(config.reward))
         yield Run(config, directory, console, inputs, grading, bundles, clock)

@@ -17,6 +17,7 @@ from rlpipe.data.stream import StreamState
 from rlpipe.generation.inputs import with_pinned_models
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.monitoring.run_header import run_header
 from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.prepare import prepare
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
@@ -152,6 +153,7 @@ def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
         console.say(note)
     opened = open_run_directory(config, opening, examples.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:
+        console.header(run_header(config, directory))
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config, lambda: last_words(directory)))
             bundles = stack.enter_context(actor_placement(config))

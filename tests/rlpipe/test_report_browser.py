@@ -1,5 +1,7 @@
 """The report in a real browser: it draws everything without a network."""
 
+import html
+import re
 import shutil
 import subprocess
 
@@ -24,7 +26,7 @@ def run(tmp_path):
     directory.config.write_text("run: {name: x}\n")
     names = {metric.replace("{dataset}", "held_out").replace("{engine}", "0") for metric in METRICS}
     for iteration in range(1, 6):
-        row = {name: 0.5 + 0.1 * iteration for name in names}
+        row = {name: 0.5 + 0.1 * iteration + number / 1000 for number, name in enumerate(sorted(names))}
         row |= {f"time/{phase}_seconds": 0.25 for phase in PHASES}
         row |= {"iteration": iteration, "time/rollout_seconds": 6.25, "time/step_seconds": 10.0, "ranks/slowest": 1}
         row |= {"ranks/compute_mean_seconds": 1.0, "ranks/compute_max_seconds": 1.5, "rollout/truncated_share": 0.3}
@@ -48,16 +50,15 @@ def test_the_page_has_advice_charts_and_tables_and_needs_nothing_from_outside(ru
     assert "1 compilations after iteration 1, most often triton chunk_bwd&lt;T&gt;" in page
     assert "30% of the responses meet the token limit" in page
     panels = [panel for group in GROUPS for panel in group.panels]
-    assert page.count("<figure>") == len(panels)
+    drawn = set(re.findall("<figcaption>(.*?)</figcaption>", page))
+    told = html.unescape(" ".join(re.findall("The same values as above: (.*?)</p>", page)))
     for panel in panels:
-        assert f"<figcaption>{panel.title}</figcaption>" in page
+        assert html.escape(panel.title) in drawn or panel.title in told, panel.title
     assert name_pattern("x") == "^x$"
-    for name in ("rollout tok/s/GPU", "actor-1", "node1", "chunk_bwd&lt;T&gt;", "train_exchange s"):
+    for name in ("rollout tok/s/GPU", "actor-1", "node1", "chunk_bwd&lt;T&gt;", "train exchange s"):
         assert name in page
     for outside in ("http://", "https://", "src=", "<script", "<link", "@import"):
-        assert outside not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-            "http://creativecommons.org", ""
-        ).replace("https://matplotlib.org", ""), outside
+        assert outside not in page, outside
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ def test_a_browser_draws_the_page(run, tmp_path):
     shot = subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=400)
     assert picture.exists(), shot.stderr.decode()
     dumped = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=400).stdout
-    assert dumped.count("<figure>") == sum(len(group.panels) for group in GROUPS)
+    assert dumped.count("<figure>") == page.read_text().count("<figure>") > 20
     image = matplotlib.image.imread(picture)[..., :3]
     assert image.shape[:2] == (4000, 1300)
     # Ink in every band of the page's first 2000 rows: nothing collapsed, and the drawings have colors.
@@ -84,3 +85,24 @@ def test_a_browser_draws_the_page(run, tmp_path):
     assert all((band < 0.9).any() for band in bands)
     colored = (image.max(axis=-1) - image.min(axis=-1)) > 0.2
     assert colored.sum() > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_no_part_is_wider_than_the_window(run, tmp_path, width):
+    """In a frame, since a window has a least width. Tables scroll within theirs."""
+    page, frame = write_report(run).page, tmp_path / "frame.html"
+    script = (
+        "<script>onload = () => { const page = document.querySelector('iframe').contentDocument.documentElement;"
+        "document.title = page.scrollWidth + ' ' + page.querySelectorAll('svg').length }</script>"
+    )
+    frame.write_text(
+        f"<iframe src='{page.as_uri()}' style='border: 0; width: {width}px; height: 3000px'></iframe>{script}"
+    )
+    command = [str(_CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=400).stdout
+    found = re.search(r"<title>(\d+) (\d+)</title>", dumped)
+    assert found is not None, dumped[:500]
+    assert int(found[1]) <= width and int(found[2]) > 20

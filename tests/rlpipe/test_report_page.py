@@ -53,6 +53,29 @@ def test_the_report_shows_accuracy_phases_and_escaped_samples(tmp_path):
     assert "backward" in page
 
 
+def test_what_did_not_happen_is_not_shown(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.config.write_text("run: {name: x}\n")
+    for iteration in (1, 2, 3):
+        row = {"iteration": iteration, "time/step_seconds": 4.0, "time/rollout_seconds": 4.0 - 7e-6}
+        row |= {"time/ref_logprob_seconds": 7e-6, "time/eval_seconds": 0.0, "fault/engine_restarts_count": 0.0}
+        append_json_line(directory.metrics, row | {"perf/actor_train_seconds": 1.0, "train/loss": 0.5 * iteration})
+    page = write_report(tmp_path).page.read_text()
+    for absent in ("reference log-probs", "ref logprob s", "evaluation", "<h2>Samples", "<h2>Ranks", "MFU"):
+        assert absent not in page, absent
+    assert "Zero throughout: lost engines." in page
+
+
+def test_samples_are_shown_with_their_grades_the_latest_first(tmp_path):
+    directory = _run(tmp_path)
+    grades = {"reward": 1.0, "correct": True, "component format": 0.5, "reason": "5 is 5"}
+    append_json_line(directory.samples, {"iteration": 2, "prompt": "2+3", "response": "5", "label": "5", **grades})
+    page = write_report(tmp_path).page.read_text()
+    first = page[page.index("<article") :].split("</article>")[0]
+    for shown in ("iteration 2", "reward 1<", "✓ correct", "format 0.5", "5 is 5", "2+3"):
+        assert shown in first
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(DataError, match="no run here"):
         write_report(tmp_path)
@@ -110,7 +133,7 @@ def test_halves_of_characters_and_dollars_are_shown(tmp_path):
     append_json_line(directory.metrics, {"iteration": 3, "eval/$x_$/accuracy": 0.5, "\ud800": 1.0})
     append_json_line(directory.samples, {"iteration": 3, "prompt": "\ud800 half", "response": "$x_$"})
     page = write_report(folder).page.read_text()
-    assert "? half" in page and "eval/$x_$/accuracy" in page
+    assert "? half" in page and "held-out: $x_$" in page
     assert json.loads(directory.samples.read_text().splitlines()[-1])["prompt"] == "\ud800 half"
 
 

@@ -14,6 +14,9 @@ _UNACCOUNTED_SHARE = 0.02
 _TRUNCATED_SHARE = 0.2
 _MISMATCH_NATS = 0.05
 _EQUAL_GROUPS_SHARE = 0.5
+_LOST_ACCURACY = 0.05
+_COLLAPSED_SHARE = 0.1
+_LEAST_ITERATIONS = 5
 
 _FOR_PHASE = {
     "rollout": "add engines, shorten responses, or let it run beside training (rollout.mode)",
@@ -23,19 +26,53 @@ _FOR_PHASE = {
     "checkpoint": "save less often, or to a faster disk",
     "eval": "evaluate less often or on fewer rows",
     "ref_logprob": "raise actor.forward_max_tokens_per_gpu, or do without the KL term",
+    "forward": "give the actor more processes, or raise actor.max_tokens_per_gpu where memory allows",
+    "backward": "give the actor more processes, or raise actor.max_tokens_per_gpu where memory allows",
     "optimizer": "lower actor.optimizer.cpu_offload_fraction if memory allows",
     "exchange": "see which rank the others wait for, or lower the parallel sizes",
 }
 
 
 def advice(history: History, skip_until: int = 1) -> list[str]:
-    """Plain sentences, the most important first. Iterations up to `skip_until` are warm-up if there are later ones."""
+    """Plain sentences that each name a remedy, the most important first; none where nothing asks
+    for one. Iterations up to `skip_until` are warm-up if there are later ones."""
     rows = [row for row in history.trained if row["iteration"] > skip_until] or list(history.trained)
     if not rows:
         return []
     means = {name: fmean(row[name] for row in rows if name in row) for name in {name for row in rows for name in row}}
-    found = [*_time(means), *_ranks(history, means), *_compilation(history, skip_until), *_quality(means)]
-    return found or ["Nothing stands out."]
+    return [
+        *_learning(history),
+        *_quality(means),
+        *_time(means),
+        *_ranks(history, means),
+        *_compilation(history, skip_until),
+    ]
+
+
+def _learning(history: History) -> list[str]:
+    sentences = []
+    _, rewards = history.series("rollout/reward_mean")
+    if rewards and not any(rewards):
+        sentences.append(
+            "No response was rewarded in any iteration, so nothing can be learned: read the samples and the grader's "
+            "reasons below, choose easier prompts, or begin with supervised training (rlpipe sft, warm_start)."
+        )
+    for name in history.names("eval/", "/accuracy"):
+        iterations, values = history.series(name)
+        best = max(range(len(values)), key=values.__getitem__)
+        if values[best] - values[-1] > _LOST_ACCURACY:
+            sentences.append(
+                f"Held-out accuracy ({name.split('/')[1]}) was {values[best]:.1%} at iteration {iterations[best]} and "
+                f"ended at {values[-1]:.1%}: keep the best policy (checkpoint.save_hf: best), lower the learning rate, "
+                "or stop earlier."
+            )
+    _, entropies = history.series("train/entropy")
+    if len(entropies) >= _LEAST_ITERATIONS and 0 < entropies[-1] < _COLLAPSED_SHARE * entropies[0]:
+        sentences.append(
+            f"Entropy fell from {entropies[0]:.2f} to {entropies[-1]:.3f} nats: responses are hardly varied any more; "
+            "lower the learning rate, or raise the upper clip or the KL term."
+        )
+    return sentences
 
 
 def _time(means: dict[str, float]) -> list[str]:
@@ -44,10 +81,9 @@ def _time(means: dict[str, float]) -> list[str]:
         return []
     shares = {phase: means.get(f"time/{phase}_seconds", 0.0) / step for phase in PHASES}
     largest = max(shares, key=lambda phase: shares[phase])
-    sentence = f"{largest} is {shares[largest]:.0%} of the step"
+    sentences = []
     if shares[largest] >= _LARGE_PHASE_SHARE and largest in _FOR_PHASE:
-        sentence += f": {_FOR_PHASE[largest]}"
-    sentences = [f"{sentence}."]
+        sentences.append(f"{largest} is {shares[largest]:.0%} of the step: {_FOR_PHASE[largest]}.")
     training = sum(shares[part] for part in TRAINING_PARTS)
     if largest != "exchange" and training and shares["exchange"] / training > _EXCHANGE_SHARE:
         sentences.append(

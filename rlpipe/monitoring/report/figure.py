@@ -5,25 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rlpipe.monitoring.report.history import History
-from rlpipe.shared.phases import PHASES
-
-_COLORS = {
-    "rollout": "#4477aa",
-    "reward": "#66ccee",
-    "ref_logprob": "#aa3377",
-    "old_logprob": "#cc6699",
-    "forward": "#228833",
-    "backward": "#44aa55",
-    "optimizer": "#88bb44",
-    "exchange": "#ddaa33",
-    "train_other": "#bbdd99",
-    "sleep_wake": "#ffaabb",
-    "weight_sync": "#ee6677",
-    "eval": "#ccbb44",
-    "checkpoint": "#999999",
-    "unaccounted": "#222222",
-}
-_OTHER_COLOR = "#dddddd"
+from rlpipe.monitoring.report.page import taken_phases
+from rlpipe.monitoring.report.series import LIGHT, label, phase_label, slot
 
 
 def draw(history: History) -> Figure:
@@ -45,10 +28,11 @@ def _draw_rewards(axes: Axes, history: History) -> None:
     both = [row for row in history.rows if "rollout/reward_mean" in row and "rollout/reward_std" in row]
     low = [row["rollout/reward_mean"] - row["rollout/reward_std"] for row in both]
     high = [row["rollout/reward_mean"] + row["rollout/reward_std"] for row in both]
+    color = _color("rollout/reward_mean")
     axes.fill_between(
-        [row["iteration"] for row in both], low, high, color="#4477aa", alpha=0.15, label="± standard deviation"
+        [row["iteration"] for row in both], low, high, color=color, alpha=0.15, label="± standard deviation"
     )
-    axes.plot(iterations, means, color="#4477aa", marker=".", label="mean")
+    axes.plot(iterations, means, color=color, marker=".", label="mean")
     axes.set_title("reward of sampled responses")
     axes.legend(loc="lower right")
 
@@ -56,14 +40,14 @@ def _draw_rewards(axes: Axes, history: History) -> None:
 def _draw_accuracy(axes: Axes, history: History) -> None:
     for name in history.names("eval/", "/accuracy"):
         iterations, values = history.series(name)
-        axes.plot(iterations, values, marker="o", label=f"held-out: {name.split('/')[1]}")
+        axes.plot(iterations, values, marker="o", color=_color(name), label=label(name))
         for place in (0, -1):
             axes.annotate(
                 f"{values[place]:.1%}", (iterations[place], values[place]), (0, 6), textcoords="offset points"
             )
     iterations, values = history.series("rollout/accuracy")
     if values:
-        axes.plot(iterations, values, linestyle=":", color="#888888", label="training prompts, sampled")
+        axes.plot(iterations, values, linestyle=":", color=_color("rollout/accuracy"), label=label("rollout/accuracy"))
     axes.set_ylim(0, 1.08)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_title("accuracy")
@@ -75,15 +59,16 @@ def _draw_phases(axes: Axes, history: History) -> None:
     rows = history.trained
     iterations = [row["iteration"] for row in rows]
     bottom = [0.0] * len(rows)
-    for phase in (*PHASES, "unaccounted"):
+    for phase in taken_phases(history):
         seconds = [row.get(f"time/{phase}_seconds", 0.0) for row in rows]
-        if not any(seconds):
-            continue
-        color = _COLORS.get(phase, _OTHER_COLOR)
-        label = phase if phase in _COLORS else None
-        axes.bar(iterations, seconds, bottom=bottom, width=0.85, color=color, label=label)
+        color = _color(f"time/{phase}_seconds")
+        axes.bar(iterations, seconds, bottom=bottom, width=0.85, color=color, label=phase_label(phase))
         bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
     axes.set_title("seconds of each phase")
     axes.set_ylabel("seconds")
     if axes.patches:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+
+
+def _color(metric: str) -> str:
+    return LIGHT[slot(metric)]

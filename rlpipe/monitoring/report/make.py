@@ -1,7 +1,7 @@
 """Writing a run's report into its folder."""
 
 from dataclasses import dataclass
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -24,11 +24,9 @@ def write_report(folder: Path) -> ReportFiles:
     """Write report.png and report.html of the run in `folder`. Raises DataError when there is nothing to show."""
     history = read_history(folder)
     files = ReportFiles(folder / "report.png", folder / "report.html")
-    picture, svg = BytesIO(), StringIO()
+    picture = BytesIO()
     with rc_context({"text.parse_math": False}):  # a dollar sign in a name is one
-        figure = draw(history)
-        figure.savefig(picture, dpi=110)
-        figure.savefig(svg, format="svg")
+        draw(history).savefig(picture, dpi=110)
     write_atomically(files.picture, picture.getvalue())
-    write_atomically(files.page, render(history, svg.getvalue()).encode("utf-8", errors="replace"))
+    write_atomically(files.page, render(history).encode("utf-8", errors="replace"))
     return files

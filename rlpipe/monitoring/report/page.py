@@ -1,150 +1,199 @@
-"""The HTML page: one file, no network, no script; figures inside as SVG."""
+"""The page of one run: what came of it, what to change, charts, tables, samples."""
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any
 
+from rlpipe.monitoring.durations import duration_text
 from rlpipe.monitoring.metric_dictionary import METRICS
-from rlpipe.monitoring.panels import GROUPS, Panel, name_pattern
+from rlpipe.monitoring.panels import GROUPS, Group, Panel, name_pattern
 from rlpipe.monitoring.report.advice import advice
-from rlpipe.monitoring.report.chart import Curve, chart
+from rlpipe.monitoring.report.chart import Curve, Point, chart
 from rlpipe.monitoring.report.history import History
+from rlpipe.monitoring.report.html import Raw, cards, number, page, section, table
+from rlpipe.monitoring.report.series import label, phase_label, slot, text, unit
 from rlpipe.monitoring.report.table import performance_rows, table_headers
 from rlpipe.shared.phases import PHASES
 
 _MOST_KERNELS = 20
+_LEAST_PHASE_SHARE = 5e-4  # below it stands what asking whether a pass is needed takes
+_FIRST_SAMPLES, _LAST_SAMPLES = 2, 6
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1250px; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 0.5em 0 1.5em } th, td { padding: 0.25em 0.7em; text-align: right }
-th { background: #f0f2f5 }
-td:first-child, th:first-child { text-align: left } tr:nth-child(even) { background: #fafbfc }
-pre { background: #f6f7f9; padding: 1em; overflow-x: auto }
-.scroll { overflow-x: auto } svg { width: 100%; height: auto }
-h2 { margin-top: 1.8em } ul { padding-left: 1.2em }
-.charts { display: grid; grid-template-columns: repeat(3, 1fr); gap: 1em }
-figure { margin: 0; border: 1px solid #e4e6ea; border-radius: 6px; padding: 0.6em } figcaption { font-weight: 600 }
-.legend { font-size: 11px; color: #555 } .legend span { margin-right: 0.8em; white-space: nowrap }
-.legend i { display: inline-block; width: 9px; height: 9px; margin-right: 4px; border-radius: 2px }
-figure text { font: 10px system-ui, sans-serif; fill: #666 }
-.left td { text-align: left; vertical-align: top; white-space: pre-wrap }
-"""
 _TABLE_METRICS = (
     "rollout/reward_mean",
     "rollout/accuracy",
     "rollout/response_tokens_mean",
     "train/loss",
     "train/gradient_norm",
+    "train/entropy",
     "mismatch/logprob_abs_max",
-    "time/rollout_seconds",
-    "time/forward_seconds",
-    "time/backward_seconds",
-    "time/optimizer_seconds",
-    "time/exchange_seconds",
-    "time/weight_sync_seconds",
+    *(f"time/{phase}_seconds" for phase in PHASES),
     "time/step_seconds",
     "time/unaccounted_share",
     "perf/rollout_tokens_per_second",
     "perf/actor_tokens_per_second",
 )
-_SAMPLE_COLUMNS = ("iteration", "prompt", "response", "label", "reward", "reason")
 
 
-def render(history: History, svg: str) -> str:
-    """The whole page. `svg`: the figure."""
-    title = escape(history.name)
-    parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>",
-        f"<h1>{title}</h1>",
-        _summary(history),
-        "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in advice(history)) + "</ul>",
-        svg[svg.index("<svg") :],
-        *_charts(history),
-        "<h2>Seconds of each phase</h2>",
-        _phase_table(history),
-        "<h2>Speed</h2>",
-        _speed_table(history),
-        "<h2>Ranks, last iteration</h2>",
-        _rank_table(history),
-        "<h2>Compilation</h2>",
-        _compilation_table(history),
-        "<h2>Iterations</h2>",
-        _iteration_table(history),
-        "<h2>Samples</h2>",
-        _sample_table(history),
-        "<h2>Configuration</h2>",
-        f"<details><summary>resolved configuration</summary><pre>{escape(history.config_yaml)}</pre></details>",
-        "</html>",
-    ]
-    return "\n".join(parts)
+def render(history: History) -> str:
+    """The whole page."""
+    return page(
+        history.name,
+        [
+            f"<p class='lead'>{escape(' '.join(_lead(history)))}</p>",
+            cards(key_figures(history)),
+            _advice(history),
+            *(_charts(history, group) for group in GROUPS),
+            section("Seconds of each phase", _phase_table(history)),
+            section("Speed", _speed_table(history)),
+            section("Ranks, last iteration", _rank_table(history)),
+            section("Compilation", _compilation_table(history)),
+            section("Samples", _samples(history)),
+            section("Iterations", _iteration_table(history)),
+            section(
+                "Configuration",
+                f"<details><summary>Show all settings</summary><pre>{escape(history.config_yaml)}</pre></details>",
+            ),
+        ],
+    )
 
 
-def _summary(history: History) -> str:
-    sentences = [f"{len(history.trained)} iterations."]
+def key_figures(history: History) -> list[tuple[str, str]]:
+    """What came of the run: (what it is, value)."""
+    facts = []
     for name in history.names("eval/", "/accuracy"):
         _, values = history.series(name)
-        sentences.append(f"Held-out accuracy ({escape(name.split('/')[1])}): {values[0]:.1%} → {values[-1]:.1%}.")
-    sentences += [escape(note) for note in history.notes]
-    return f"<p>{' '.join(sentences)}</p>"
+        facts.append((label(name), f"{values[0]:.1%} → {values[-1]:.1%}" if len(values) > 1 else f"{values[0]:.1%}"))
+    for name in ("rollout/reward_mean", "rollout/response_tokens_mean", "train/entropy"):
+        _, values = history.series(name)
+        if values:
+            facts.append((label(name), f"{values[0]:.3g} → {values[-1]:.3g}"))
+    warm = [row for row in history.trained if row["iteration"] > 1] or list(history.trained)
+    for name in ("time/step_seconds", "perf/rollout_tokens_per_second", "perf/actor_tokens_per_second"):
+        values = sorted(row[name] for row in warm if name in row)
+        if values:
+            facts.append((f"{label(name)}, median", text(values[len(values) // 2], unit(name))))
+    return facts
 
 
-def _charts(history: History) -> list[str]:
-    """A heading and its charts for each group of the dashboard that has anything to show."""
-    parts = []
-    for group in GROUPS:
-        drawn = [chart(panel, curves) for panel in group.panels if (curves := _curves(history, panel))]
-        if drawn:
-            parts += [f"<h2>{escape(group.title)}</h2>", f"<div class='charts'>{''.join(drawn)}</div>"]
-    return parts
-
-
-def _curves(history: History, panel: Panel) -> list[Curve]:
-    patterns = [re.compile(name_pattern(metric)) for metric in panel.metrics]
-    logged = history.names("")
-    names = [name for pattern in patterns for name in logged if pattern.search(name)]
-    curves = [Curve.of(name, *history.series(name)) for name in names]
-    return [curve for curve in curves if curve.points and (panel.kind == "lines" or any(y for _, y in curve.points))]
-
-
-def _phase_seconds(history: History) -> dict[str, float]:
-    """Of all iterations together, phases that took any; a row without times counts as none."""
+def taken_phases(history: History) -> dict[str, float]:
+    """Seconds of all iterations together, of each phase that was gone through."""
+    whole = sum(row.get("time/step_seconds", 0.0) for row in history.trained)
     seconds = {
         phase: sum(row.get(f"time/{phase}_seconds", 0.0) for row in history.trained)
         for phase in (*PHASES, "unaccounted")
     }
-    return {phase: value for phase, value in seconds.items() if value}
+    return {phase: value for phase, value in seconds.items() if value > _LEAST_PHASE_SHARE * whole}
+
+
+def _lead(history: History) -> list[str]:
+    whole = sum(row.get("time/step_seconds", 0.0) for row in history.rows)
+    count = len(history.trained)
+    sentences = [f"{count} iteration{'' if count == 1 else 's'}{f' in {duration_text(whole)}' if whole else ''}."]
+    for name in history.names("eval/", "/accuracy"):
+        _, values = history.series(name)
+        sentences.append(f"Held-out accuracy ({name.split('/')[1]}): {values[0]:.1%} → {values[-1]:.1%}.")
+    phases = taken_phases(history)
+    if phases:
+        largest = max(phases, key=lambda phase: phases[phase])
+        share = phases[largest] / max(1e-9, sum(phases.values()))
+        sentences.append(f"Most time went into {phase_label(largest)} ({share:.0%}).")
+    return [*sentences, *history.notes]
+
+
+def _advice(history: History) -> str:
+    sentences = advice(history)
+    if not sentences:
+        return "<p class='quiet'>Nothing in these numbers asks for a change.</p>"
+    return "<ul class='advice'>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+
+
+def _charts(history: History, group: Group) -> str:
+    """The group's charts of what happened; what stayed at zero is a sentence."""
+    ranks = {row["name"] for row in history.ranks}
+    if group.title == "Ranks" and len(ranks) == 1:
+        return ""
+    drawn, zero, same = [], [], []
+    shown: set[tuple[Point, ...]] = set()
+    for panel in group.panels:
+        curves = _curves(history, panel)
+        points = {curve.points for curve in curves.values()}
+        if points and points <= shown:
+            same.append(panel.title)
+        elif any(y for curve in curves.values() for _, y in curve.points):
+            shown |= points
+            drawn.append(chart(panel, list(curves.values()), unit(next(iter(curves)))))
+        elif curves:
+            zero.append(panel.title)
+    body = f"<div class='charts'>{''.join(drawn)}</div>" if drawn else ""
+    for reason, titles in (("Zero throughout", zero), ("The same values as above", same)):
+        body += f"<p class='quiet'>{reason}: {escape(', '.join(titles))}.</p>" if titles else ""
+    return section(group.title, body)
+
+
+def _curves(history: History, panel: Panel) -> dict[str, Curve]:
+    """By metric. Of a stack only what has a share in it."""
+    logged = history.names("")
+    patterns = [re.compile(name_pattern(metric)) for metric in panel.metrics]
+    names = dict.fromkeys(name for pattern in patterns for name in logged if pattern.search(name))
+    curves = {name: Curve.of(label(name), *history.series(name), slot(name)) for name in names}
+    curves = {name: curve for name, curve in curves.items() if curve.points}
+    if panel.kind == "lines":
+        return _merged(curves)
+    sums = {name: sum(y for _, y in curve.points) for name, curve in curves.items()}
+    whole = sum(sums.values())
+    return {name: curve for name, curve in curves.items() if sums[name] > _LEAST_PHASE_SHARE * whole}
+
+
+def _merged(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Curves that lie on each other as one, with the names of all."""
+    merged: dict[tuple[Point, ...], tuple[str, Curve]] = {}
+    for name, curve in curves.items():
+        first, drawn = merged.get(curve.points, (name, None))
+        merged[curve.points] = first, curve if drawn is None else replace(drawn, label=f"{drawn.label} = {curve.label}")
+    return dict(merged.values())
 
 
 def _phase_table(history: History) -> str:
     count = max(1, len(history.trained))
     whole = sum(row.get("time/step_seconds", 0.0) for row in history.trained)
     rows = []
-    for phase, seconds in _phase_seconds(history).items():
+    for phase, seconds in taken_phases(history).items():
+        metric = f"time/{phase}_seconds"
+        name = Raw(f"<i class='bar b{slot(metric)}'></i>{escape(phase_label(phase))}")
         share = f"{seconds / whole:.1%}" if whole else ""
-        meaning = METRICS[f"time/{phase}_seconds"].meaning
-        rows.append([phase, f"{seconds:.2f}", f"{seconds / count:.3f}", share, meaning])
-    return _table(["phase", "seconds in all", "seconds an iteration", "share", "what it is"], rows)
+        rows.append([name, share, f"{seconds / count:.3f}", f"{seconds:.2f}", METRICS[metric].meaning])
+    rest = whole - sum(taken_phases(history).values())
+    if rows and whole and rest > 0:
+        rows.append(
+            ["the rest", f"{rest / whole:.1%}", f"{rest / count:.3f}", f"{rest:.2f}", "phases of less than 0.05%"]
+        )
+    header = ["phase", "share", "seconds an iteration", "seconds in all", "what it is"]
+    return table(header, rows, text_columns=[4]) if rows else ""
 
 
 def _speed_table(history: History) -> str:
     skip = 1 if any(row["iteration"] > 1 for row in history.trained) else 0
     if not any(row["iteration"] > skip for row in history.trained):
         return ""
-    rows = [
-        [label, *("" if value is None else _number(value) for value in row.values())]
-        for label, row in performance_rows(history, skip)
-    ]
-    return f"<div class='scroll'>{_table(['iteration', *table_headers()], rows)}</div>"
+    found = performance_rows(history, skip)
+    # A pass that never ran has taken some microseconds.
+    headers = [header for header in table_headers() if any((row[header] or 0) >= 5e-4 for _, row in found)]
+    rows = [[name, *(number(row[header]) for header in headers)] for name, row in found]
+    shown = [*rows[:-2][-10:], *rows[-2:]]
+    return table(["iteration", *headers], shown) if headers else ""
 
 
 def _rank_table(history: History) -> str:
     if not history.ranks:
-        return "<p>No times of single ranks.</p>"
+        return ""
     last = [row for row in history.ranks if row["iteration"] == history.ranks[-1]["iteration"]]
-    parts = sorted({part for row in last for part in row["seconds"]})
-    rows = [[row["name"], row["host"], *(_number(row["seconds"].get(part)) for part in parts)] for row in last]
-    return f"<div class='scroll'>{_table(['rank', 'host', *(f'{part} s' for part in parts)], rows)}</div>"
+    parts = sorted({part for row in last for part, seconds in row["seconds"].items() if seconds})
+    rows = [[row["name"], row["host"], *(number(row["seconds"].get(part)) for part in parts)] for row in last]
+    return table(["rank", "host", *(f"{part.replace('_', ' ')} s" for part in parts)], rows)
 
 
 def _compilation_table(history: History) -> str:
@@ -158,36 +207,52 @@ def _compilation_table(history: History) -> str:
             seconds[kernel] += event["seconds"]
             compiled[kernel] += bool(event["compiled"])
             last[kernel] = event["iteration"]
-    if not seconds:
-        return "<p>Nothing was compiled.</p>"
     rows: list[list[Any]] = [
         [name, kind, compiled[kind, name], f"{total:.2f}", last[kind, name]]
         for (kind, name), total in seconds.most_common(_MOST_KERNELS)
     ]
     header = ["kernel or communicator", "compiler", "compiled", "seconds, all workers", "last seen in iteration"]
-    return f"<div class='left scroll'>{_table(header, rows)}</div>"
+    return table(header, rows, text_columns=[0]) if rows else ""
 
 
 def _iteration_table(history: History) -> str:
-    names = [name for name in _TABLE_METRICS if any(name in row for row in history.rows)]
+    phases = {f"time/{phase}_seconds" for phase in PHASES.keys() - taken_phases(history).keys()}
+    names = [name for name in _TABLE_METRICS if name not in phases and any(name in row for row in history.rows)]
     names += history.names("eval/", "/accuracy")
-    rows = [[row["iteration"], *(_number(row.get(name)) for name in names)] for row in history.rows]
-    return f"<div class='scroll'>{_table(['iteration', *names], rows)}</div>"
+    rows = [
+        [row["iteration"], *(text(row[name], unit(name)) if name in row else "" for name in names)]
+        for row in history.rows
+    ]
+    return table(["iteration", *(label(name) for name in names)], rows)
 
 
-def _sample_table(history: History) -> str:
-    shown = [*history.samples[:4], *history.samples[-8:]] if len(history.samples) > 12 else history.samples
-    rows = [[sample.get(column, "") for column in _SAMPLE_COLUMNS] for sample in shown]
-    return f"<div class='left scroll'>{_table(_SAMPLE_COLUMNS, rows)}</div>"
+def _samples(history: History) -> str:
+    """The first ones and the last ones, the latest on top."""
+    samples = list(history.samples)
+    if len(samples) > _FIRST_SAMPLES + _LAST_SAMPLES:
+        samples = [*samples[:_FIRST_SAMPLES], *samples[-_LAST_SAMPLES:]]
+    return f"<div class='samples'>{''.join(map(_sample, reversed(samples)))}</div>" if samples else ""
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _sample(sample: Mapping[str, Any]) -> str:
+    badges = [f"<span>iteration {sample['iteration']}</span>"]
+    if "reward" in sample:
+        badges.append(f"<span class='badge'>reward {escape(_short(sample['reward']))}</span>")
+    if isinstance(sample.get("correct"), bool):
+        kind, verdict = ("good", "✓ correct") if sample["correct"] else ("bad", "✗ wrong")
+        badges.append(f"<span class='badge {kind}'>{verdict}</span>")
+    for name, value in sample.items():
+        if name.startswith("component "):
+            badges.append(
+                f"<span class='badge'>{escape(name.removeprefix('component '))} {escape(_short(value))}</span>"
+            )
+    texts = "".join(
+        f"<small>{name}</small><pre>{escape(str(sample[name]))}</pre>"
+        for name in ("prompt", "response", "label", "reason")
+        if sample.get(name) not in (None, "")
+    )
+    return f"<article class='sample'><header>{''.join(badges)}</header>{texts}</article>"
 
 
-def _table(header: Any, rows: list[list[Any]]) -> str:
-    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) and abs(value) < 1e15 else str(value)[:40]

@@ -1,0 +1,80 @@
+"""`rlpipe status`, `rlpipe logs` and `rlpipe report A B`, as a user calls them."""
+
+import json
+import socket
+
+from typer.testing import CliRunner
+
+from rlpipe.cli import app
+from rlpipe.commands.run_logs import run_logs
+from rlpipe.monitoring.json_lines import append_json_line
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.monitoring.run_lock import lock_path, run_lock
+from rlpipe.shared.errors import EXIT_CODE
+
+
+def _run(folder, rate=0.001, iterations=3):
+    directory = RunDirectory(folder)
+    directory.logs.mkdir(parents=True)
+    directory.config.write_text(f"run: {{name: {folder.name}, iterations: 4}}\nactor: {{rate: {rate}}}\nseed: 1\n")
+    for iteration in range(iterations):
+        row = {"iteration": iteration, "eval/x/accuracy": 0.25 * iteration, "time/step_seconds": 30.0}
+        append_json_line(directory.metrics, row | {"rollout/reward_mean": 10 * rate + iteration})
+    (directory.logs / "engine_0.log").write_text("one\ntwo\nthree\n")
+    (directory.logs / "actor_0.log").write_text("four\n")
+    return folder
+
+
+def _called(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_status_of_a_run_that_goes_on_was_killed_or_ended(tmp_path):
+    run = _run(tmp_path / "a")
+    with run_lock(run):
+        output = _called("status", run).output
+        assert "running: process" in output and "2 of 4" in output and "about 1 min 00 s left" in output
+    assert "not running" in _called("status", run).output
+    # The lock's file of a killed process stays, and its number may be another's by now.
+    owner = {"pid": 1, "host": socket.gethostname(), "since": "2000-01-01T00:00:00+00:00"}
+    lock_path(run).write_text(json.dumps(owner))
+    assert "not running" in _called("status", run).output
+    for iteration in (3, 4):
+        append_json_line(RunDirectory(run).metrics, {"iteration": iteration, "time/step_seconds": 1.0})
+    output = _called("status", run).output
+    assert "finished" in output and "0 → 0.5" in output
+    assert _called("status", tmp_path / "nowhere").exit_code == EXIT_CODE
+
+
+def test_logs_are_told_apart_and_followed(tmp_path):
+    run = _run(tmp_path / "a")
+    assert _called("logs", run, "-n", 2).output.splitlines() == ["actor_0: four", "engine_0: two", "engine_0: three"]
+    assert _called("logs", run, "engine", "-n", 1).output == "three\n"
+    missing = _called("logs", run, "gpu")
+    assert missing.exit_code == EXIT_CODE and "actor_0.log, engine_0.log" in missing.output
+    followed = run_logs(run, ["engine"], 1, follow=True)
+    assert next(followed) == "three"
+    with (run / "logs" / "engine_0.log").open("a") as file:
+        file.write("five\nhalf")
+    assert next(followed) == "five"
+    with (run / "logs" / "engine_0.log").open("a") as file:
+        file.write(" and half\n")
+    assert next(followed) == "half and half"
+
+
+def test_two_runs_are_compared_on_one_page(tmp_path):
+    one, other, page = _run(tmp_path / "a"), _run(tmp_path / "b", rate=0.5, iterations=2), tmp_path / "page.html"
+    assert _called("report", one, other, "--output", page).exit_code == 0
+    text = page.read_text()
+    assert "<td>actor.rate</td><td>0.001</td><td>0.5</td>" in text
+    assert "<td>seed" not in text and "<td>run.name" not in text
+    assert text.count("<figure>") >= 3
+    first = text[text.index("<figure>") :].split("</figure>")[0]
+    assert "class='b0'></i>a<" in first and "class='b1'></i>b<" in first
+    twice = _called("report", one, one, "--output", page)
+    assert twice.exit_code == EXIT_CODE and "given twice" in twice.output
+
+
+def test_a_table_is_of_one_run(tmp_path):
+    result = _called("report", tmp_path / "a", tmp_path / "b", "--table")
+    assert result.exit_code == EXIT_CODE and "one run" in result.output
