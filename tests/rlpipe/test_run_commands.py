@@ -66,7 +66,7 @@ def test_two_runs_are_compared_on_one_page(tmp_path):
     one, other, page = _run(tmp_path / "a"), _run(tmp_path / "b", rate=0.5, iterations=2), tmp_path / "page.html"
     assert _called("report", one, other, "--output", page).exit_code == 0
     text = page.read_text()
-    assert "<td>actor.rate</td><td>0.001</td><td>0.5</td>" in text
+    assert "<td>actor.rate</td><td class='text'>0.001</td><td class='text'>0.5</td>" in text
     assert "<td>seed" not in text and "<td>run.name" not in text
     assert text.count("<figure>") >= 3
     first = text[text.index("<figure>") :].split("</figure>")[0]
