@@ -89,10 +89,11 @@ def train(
         settings = load_config(config, overrides or [])
         if dry_run:
             from rlpipe.generation.inputs import load_inputs
-            from rlpipe.training.policy_checks import check_policy
+            from rlpipe.training.policy_checks import check_algorithm, check_policy
 
             inputs = load_inputs(settings)
             check_policy(inputs.config)
+            check_algorithm(inputs.config)
             typer.echo(inputs.summary)
             return
         from rlpipe.training.train import train as run_training

@@ -12,6 +12,8 @@ from rlpipe.shared.errors import ConfigError
 from rollout.engine_environment import DeviceKind
 from rollout.requests import SamplingParameters
 
+CONTEXT_RESERVE_TOKENS = 2  # of the context, which SGLang keeps free of a request's tokens
+
 # What rollout/ itself decides; the key that the user means instead, where there is one.
 _RESERVED = {
     "model_path": "model.path",
@@ -80,7 +82,7 @@ def server_arguments(setup: EngineSetup, known: Collection[str], pools: EnginePo
 
     Raises ConfigError for a name under `rollout.engine.sglang` that ServerArgs lacks or that rollout/ sets itself.
     """
-    _check_names(setup.engine.sglang, known)
+    check_argument_names(setup.engine.sglang, known)
     per_device = _cpu_arguments(setup) if setup.device == "cpu" else _cuda_arguments(setup, pools)
     return _common_arguments(setup) | per_device | setup.engine.sglang
 
@@ -165,7 +167,8 @@ def _pool_arguments(engine: EngineConfig, pools: EnginePools | None) -> dict[str
     return {"max_total_tokens": engine.kv_cache_tokens} | ratio
 
 
-def _check_names(extra: Collection[str], known: Collection[str]) -> None:
+def check_argument_names(extra: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a name under `rollout.engine.sglang` that is not `known`, or that rollout/ sets itself."""
     for name in extra:
         if name in _RESERVED:
             instead = _RESERVED[name]

@@ -24,7 +24,7 @@ from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
-from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_memory import EngineMemory
 from rollout.engine_usage import UsageClock
 from rollout.engine_warm_up import warm_up_engine
@@ -454,7 +454,7 @@ class Engine:
         """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""
         info = self._sglang._scheduler_init_result.scheduler_infos[0]
         context = self._sglang.tokenizer_manager.context_len
-        return min(context, info["max_total_num_tokens"]) - 2
+        return min(context, info["max_total_num_tokens"]) - CONTEXT_RESERVE_TOKENS
 
     def _check_fits(self, request: GenerateRequest) -> None:
         if request.most_tokens > self._request_tokens:

@@ -1,11 +1,11 @@
 """How much memory an engine's pools take: on a CPU checked before SGLang takes it, on a GPU what the run can use."""
 
-import json
 from pathlib import Path
 
 import psutil
 
 from rlpipe.estimate.engine_pools import EnginePools, needed_pools, pools_within
+from rlpipe.model.config_file import read_config
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.shared.errors import ResourceError
 from rollout.arguments import EngineSetup, running_slots
@@ -39,7 +39,5 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
 
 
 def _needed(setup: EngineSetup) -> EnginePools:
-    config = json.loads((Path(setup.model_path) / "config.json").read_text())
-    architecture = (config.get("architectures") or [""])[0]
-    shape = load_model_shape(setup.model_path)
+    shape, architecture = load_model_shape(setup.model_path), read_config(setup.model_path).architecture
     return needed_pools(shape, setup.engine, architecture, running_slots(setup), setup.request_tokens)

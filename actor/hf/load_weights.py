@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from actor.hf.safetensors_reader import HfCheckpoint
+from actor.hf.safetensors_reader import HfCheckpoint, unloaded_prefixes
 from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import Entry
 from rlpipe.model.description import ModelDescription
@@ -39,8 +39,8 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
     """
     started = time.monotonic()
     with HfCheckpoint(model_dir) as files:
-        entries = table_of(chunks, _as_stored(model, files))
-        unused = files.check(entries, _unloaded_prefixes(model, has_mtp(chunks)))
+        entries = table_of(chunks, files.as_stored(model))
+        unused = files.check(entries, unloaded_prefixes(model, has_mtp(chunks)))
         check_tied_head(model, files.model_dir)
         parameters = local_parameters(chunks)
         mine = [(entry, param) for entry in entries if (param := local_parameter(entry, parameters)) is not None]
@@ -54,25 +54,6 @@ def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_di
         _copy_tied(entries, mine)
         _check_finite(files, mine)
         return LoadReport(files.bytes_read, len(mine), time.monotonic() - started, unused)
-
-
-def _as_stored(model: ModelDescription, files: HfCheckpoint) -> ModelDescription:
-    """The folder may store experts otherwise than the one that `model` was read from."""
-    fused = {name for name in files.files if name.endswith(".mlp.experts.gate_up_proj")}
-    return replace(
-        model,
-        fused_experts=any(not name.startswith("mtp.") for name in fused),
-        fused_mtp_experts=any(name.startswith("mtp.") for name in fused),
-    )
-
-
-def _unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...]:
-    """Tensors that may be in the files and are not part of the policy: vision tower, tied head, untrained MTP."""
-    return (
-        "model.visual.",
-        *(() if with_mtp else ("mtp.",)),
-        *(("lm_head.",) if model.tied_embeddings else ()),
-    )
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from actor.hf.export import iter_export
 from actor.hf.safetensors_reader import HfCheckpoint
 from actor.hf.tensor_placement import has_mtp
 from actor.models.policy_model import policy_of
+from rlpipe.model.config_file import read_config
 from rlpipe.model.description import ModelDescription
-from rlpipe.model.trained_config import read_raw_config
 from rlpipe.shared.policy_facts import PolicyFacts
 
 SHARD_BYTES = 4 * 1024**3
@@ -69,7 +69,7 @@ def _copy_companions(source: Path, output: Path) -> None:
 
 def _write_configs(source: Path, output: Path, dtype: torch.dtype) -> None:
     """config.json with the dtype of the weights that are there now; a generation config where the source has none."""
-    raw = read_raw_config(source)
+    raw = dict(read_config(source).raw)
     for part in (raw, raw.get("text_config") or {}):
         part.pop("torch_dtype", None)  # the older name
         part["dtype"] = str(dtype).removeprefix("torch.")

@@ -1,13 +1,15 @@
 """Read slices of the safetensors files of a Hugging Face model folder and count every byte."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from actor.hf.weight_table import PADDING, Entry
+from actor.hf.weight_table import PADDING, Entry, weight_table
+from rlpipe.model.description import ModelDescription
 from rlpipe.model.trained_config import tensor_files
 from rlpipe.shared.errors import ModelError
 
@@ -64,6 +66,15 @@ class HfCheckpoint:
             return tensor
         return self._read(name, 0, 0, shape[0])
 
+    def as_stored(self, model: ModelDescription) -> ModelDescription:
+        """`model` with its experts stored as in these files, which may differ from the folder it was read from."""
+        fused = {name for name in self.files if name.endswith(".mlp.experts.gate_up_proj")}
+        return replace(
+            model,
+            fused_experts=any(not name.startswith("mtp.") for name in fused),
+            fused_mtp_experts=any(name.startswith("mtp.") for name in fused),
+        )
+
     def check(self, entries: list[Entry], ignored: tuple[str, ...]) -> tuple[str, ...]:
         """Compare the files with the table before any tensor is read; returns the extra tensors that are left alone.
 
@@ -111,3 +122,19 @@ class HfCheckpoint:
             else:
                 parts.append(blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size))
         return torch.cat(parts, entry.axis).reshape(shape)
+
+
+def unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...]:
+    """Tensors that may be in the files and are not part of the policy: vision tower, tied head, untrained MTP."""
+    return (
+        "model.visual.",
+        *(() if with_mtp else ("mtp.",)),
+        *(("lm_head.",) if model.tied_embeddings else ()),
+    )
+
+
+def check_stored_shapes(model: ModelDescription, folder: Path, with_mtp: bool) -> None:
+    """Raise ModelError unless the folder's tensors are those that its config.json describes; reads headers alone."""
+    with HfCheckpoint(folder) as files:
+        table = weight_table(files.as_stored(model), padded_vocab_size=model.vocab_size, with_mtp=with_mtp)
+        files.check(table, unloaded_prefixes(model, with_mtp))

@@ -5,7 +5,8 @@ from typing import cast
 
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import call_problem, named_function
 
 Loss = Callable[[LossInputs, AlgorithmConfig], LossOutput]
 
@@ -20,5 +21,9 @@ LOSSES: Mapping[str, str] = {
 
 
 def find_loss(name: str) -> Loss:
-    """The loss called `name`. Raises ConfigError, listing the known ones, for an unknown name or path."""
-    return cast(Loss, named_function(name, LOSSES, "algorithm.loss"))
+    """The loss called `name`. Raises ConfigError for a name that is not known, a path that cannot be imported, and a
+    function that does not take exactly `(inputs, config)`."""
+    loss = cast(Loss, named_function(name, LOSSES, "algorithm.loss"))
+    if problem := call_problem(loss, None, None):
+        raise ConfigError(f"algorithm.loss {name!r} is not a function of (inputs, config): {problem}")
+    return loss

@@ -3,12 +3,14 @@
 import tempfile
 
 from rlpipe.config.root import Config
+from rlpipe.generation.engine_checks import check_engines
 from rlpipe.jit_monitor import worker_caches
 from rlpipe.jit_monitor.compile_table import compile_table
 from rlpipe.monitoring.console import Console
 from rlpipe.prepare import prepare
 from rlpipe.shared.remote import cluster_accelerator
 from rlpipe.training.memory_choice import with_memory_choices
+from rlpipe.training.policy_checks import check_algorithm, check_policy
 from rlpipe.training.workers import StartClock, open_cluster, open_workers
 
 
@@ -23,6 +25,9 @@ def warm_up(config: Config) -> str:
     console = Console(config.run.iterations, to_stderr=True)
     clock = StartClock(console)
     prepare(config)
+    check_engines(config)
+    check_policy(config)
+    check_algorithm(config)
     config, choices = with_memory_choices(config)
     for note in choices:
         console.say(note)

@@ -1,10 +1,8 @@
 """Memory of a GPU and of a node by part."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
@@ -13,7 +11,8 @@ from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_
 from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
-from rlpipe.model.hf_config import MODELS_FOLDER, find_config, load_model_shape
+from rlpipe.model.config_file import MODELS_FOLDER, read_config
+from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import is_cached
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -75,9 +74,8 @@ def load_model(path: str) -> Model:
     """
     here = Path(path).exists() or is_cached(path)
     path = Path(path).name if not here and (MODELS_FOLDER / Path(path).name).exists() else path
-    raw: dict[str, Any] = json.loads(find_config(path).read_text())
-    tied = raw.get("tie_word_embeddings", raw.get("text_config", {}).get("tie_word_embeddings", False))
-    return Model(load_model_shape(path), bool(tied), (raw.get("architectures") or [""])[0])
+    file = read_config(path)
+    return Model(load_model_shape(path), file.tied_embeddings, next(iter(file.architectures), ""))
 
 
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:

@@ -13,11 +13,13 @@ from rlpipe.config.root import Config
 from rlpipe.data import PromptSet, load_prompts
 from rlpipe.data.mapped_rows import Preparation
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
+from rlpipe.generation.engine_checks import check_engines
 from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.generation.generate_functions import GenerateFunction, generate_function
+from rlpipe.model.config_file import read_json_object
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder, pinned
-from rlpipe.model.trained_config import read_raw_config, tensor_files
+from rlpipe.model.weight_checks import check_files
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
@@ -64,6 +66,7 @@ def load_inputs(config: Config) -> Inputs:
     config = with_pinned_models(config)
     _check_model_folder(config)
     load_model_shape(config.model.path)
+    check_engines(config)
     tokenizer = load_tokenizer(config.model.path)
     data = config.data
     preparation = Preparation(data.cache_directory, data.processes)
@@ -135,7 +138,7 @@ def _check_model_folder(config: Config) -> None:
             raise ModelError(
                 f"{folder}: no {needed} in this model folder; set model.path to one in Hugging Face layout"
             )
-    tensor_files(folder)
+    check_files(folder)
     generation = folder / "generation_config.json"  # SGLang reads it
     if generation.exists():
-        read_raw_config(generation)
+        read_json_object(generation)

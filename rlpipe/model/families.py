@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from rlpipe.model.config_file import read_config
 from rlpipe.model.description import (
     ExpertSizes,
     GatedDeltaNetSizes,
@@ -17,9 +18,7 @@ from rlpipe.model.description import (
 from rlpipe.model.hub import model_folder
 from rlpipe.model.trained_config import (
     WRAPPER_KEYS,
-    architecture_of,
     fill_defaults,
-    read_raw_config,
     refuse_unknown_keys,
     stored_tensors,
 )
@@ -99,8 +98,8 @@ def read_model(source: str | Path | Config) -> ModelDescription:
         ModelError: the architecture or a configuration key is not supported; the sentence names it.
     """
     source = source if isinstance(source, dict) else model_folder(source)
-    raw = read_raw_config(source)
-    architecture = architecture_of(raw)
+    file = read_config(source)
+    raw, architecture = dict(file.raw), file.architecture
     family = FAMILIES.get(architecture)
     if family is None:
         raise ModelError(f"architecture {architecture!r} is not supported: supported are {', '.join(sorted(FAMILIES))}")

@@ -69,39 +69,6 @@ HARMLESS = frozenset(
 WRAPPER_KEYS = frozenset({"text_config", "vision_config", "tie_word_embeddings"})
 
 
-def read_raw_config(source: str | Path | dict[str, Any]) -> dict[str, Any]:
-    """The raw configuration from a model folder, a config.json or a dictionary.
-
-    Raises:
-        ModelError: the file is missing or not JSON.
-    """
-    if isinstance(source, dict):
-        return source
-    path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist: give a folder with a Hugging Face config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON ({error}): download the model again") from None
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path} holds {type(raw).__name__}, not a JSON object: download the model again")
-    return raw
-
-
-def architecture_of(raw: dict[str, Any]) -> str:
-    """The one class name under `architectures`.
-
-    Raises:
-        ModelError: there is none.
-    """
-    names = raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
-        raise ModelError(f"config.json has architectures = {names!r}: exactly one class name is needed")
-    return str(names[0])
-
-
 def refuse_unknown_keys(raw: dict[str, Any], understood: frozenset[str], architecture: str) -> None:
     """Raise ModelError naming every key that is neither understood nor harmless. Empty values ask for nothing."""
     unknown = sorted(

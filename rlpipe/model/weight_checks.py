@@ -30,6 +30,22 @@ def check_tied_head(model: ModelDescription, folder: Path) -> None:
         )
 
 
+def check_files(folder: Path) -> None:
+    """Raise ModelError where a file of weights is empty, cut or damaged, or lacks what the index says of it. Reads
+    the headers alone."""
+    from safetensors import SafetensorError, safe_open
+
+    files = tensor_files(folder)
+    for path in sorted(set(files.values())):
+        try:
+            with safe_open(path, "np") as tensors:
+                stored = frozenset(tensors.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is not a readable safetensors file ({error}): download the model again") from None
+        if lost := sorted(name for name, file in files.items() if file == path and name not in stored):
+            raise ModelError(f"{path} lacks {lost[0]}, which the index says it holds: download the model again")
+
+
 def check_finite(folder: Path, names: Iterable[str] | None = None) -> None:
     """Raise ModelError naming a tensor of the folder that holds a NaN or an infinity; `names`: look at these alone.
 

@@ -1,27 +1,56 @@
-"""Whether the configured actor can train the policy, said before anything starts."""
+"""Whether the configured actor can train the policy as the algorithm says, said before anything starts."""
 
 from actor.hf.frozen_parameters import frozen_targets
+from actor.hf.safetensors_reader import check_stored_shapes
+from actor.losses.loss_registry import find_loss
+from rlpipe.algorithms.advantages import advantage_function
 from rlpipe.config.root import Config
+from rlpipe.flops.route_shape import route_shape
 from rlpipe.model.actor_checks import check_actor, check_reference
+from rlpipe.model.description import ModelDescription
 from rlpipe.model.families import read_model
+from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder
 from rlpipe.model.weight_checks import check_tied_head
+from rlpipe.shared.errors import ModelError
 
 
 def check_policy(config: Config) -> None:
     """Raise ModelError or ActorError, in one sentence, for a policy or a reference that `config.actor` cannot train:
-    its architecture, layout, frozen parameters, recomputation, or a stored head that would be dropped.
+    its architecture, layout, frozen parameters, recomputation, sequences longer than its positions, stored shapes
+    unlike config.json, or a stored head that would be dropped.
 
-    Reads configurations and the head of a tied model, no other weights.
+    Reads configurations, headers and the head of a tied model, no other weights.
     """
     folder = model_folder(config.model.path)
     policy = read_model(folder)
     check_actor(policy, config.actor)
     if config.actor.frozen_parameters:
         frozen_targets(policy, config.actor)
+    check_stored_shapes(policy, folder, config.actor.train_mtp)
     check_tied_head(policy, folder)
+    _check_positions(config, policy)
     if config.model.reference_path:
         folder = model_folder(config.model.reference_path)
         reference = read_model(folder)
         check_reference(policy, reference)
+        check_stored_shapes(policy, folder, config.actor.train_mtp)
         check_tied_head(reference, folder)
+
+
+def check_algorithm(config: Config) -> None:
+    """Raise ConfigError for an advantage or a loss that cannot be found or called, and for routes of a model without
+    experts."""
+    advantage_function(config.algorithm.advantage)
+    find_loss(config.algorithm.loss)
+    if config.algorithm.routing_replay:
+        route_shape(load_model_shape(config.model.path))
+
+
+def _check_positions(config: Config, policy: ModelDescription) -> None:
+    if config.longest_pack_sequence_tokens > policy.max_positions:
+        raise ModelError(
+            f"sequences of up to {config.longest_pack_sequence_tokens} tokens are trained, but {config.model.path} has "
+            f"max_position_embeddings = {policy.max_positions}: shorten prompts, responses or examples, or "
+            "take a model with a longer context"
+        )

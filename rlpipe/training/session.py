@@ -36,7 +36,7 @@ from rlpipe.training.memory_choice import with_memory_choices
 from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.policies import PolicyFolders
-from rlpipe.training.policy_checks import check_policy
+from rlpipe.training.policy_checks import check_algorithm, check_policy
 from rlpipe.training.weight_sync import WeightSync
 from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
 from rollout.pool import RolloutPool
@@ -143,6 +143,7 @@ def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
         config, choices = with_memory_choices(inputs.config, bool(opening.resume))
         inputs = replace(inputs, config=config)
         check_policy(config)
+        check_algorithm(config)
     for made in inputs.made:
         console.say(f"made {made}")
     for note in (*inputs.notes, *choices):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked_command import run_forked
+from safetensors.torch import load_file, save_file
 
 _PROJECT = Path(__file__).parents[2]
 _GSM8K = _PROJECT / "tests/gsm8k_rows"
@@ -51,6 +52,43 @@ def _model_with(folder: Path, name: str, text: str) -> str:
     return str(target)
 
 
+def _model(folder: Path, name: str, **changes) -> str:
+    """A copy of the policy whose configurations say something else."""
+    target = folder / name
+    shutil.copytree(folder / "policy", target, dirs_exist_ok=True)
+    raw = json.loads((target / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps(raw))
+    if "eos_token_id" in changes:
+        (target / "generation_config.json").unlink()
+    return f"model.path={target}"
+
+
+def _sharded(folder: Path, name: str, damage) -> Path:
+    """A copy of the policy in two files with an index; `damage` gets the path of the second."""
+    target = folder / name
+    shutil.copytree(folder / "policy", target)
+    tensors = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    files = {tensor: f"{index % 2}.safetensors" for index, tensor in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({tensor: tensors[tensor] for tensor in files if files[tensor] == file}, target / file)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    damage(target / "1.safetensors")
+    return target
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _replaced_by_a_copy(path: Path) -> None:
+    shutil.copy(path.with_name("0.safetensors"), path)
+
+
 _CASES = {
     "missing file": (lambda f: (f / "nowhere.yaml", []), "nowhere.yaml: no such file"),
     "malformed YAML": (lambda f: (_write(f, "bad.yaml", "run: {name: a\n"), []), "not valid YAML"),
@@ -85,6 +123,70 @@ _CASES = {
         lambda f: (f / "good.yaml", ["actor.frozen_parameters=[vision]", "--dry-run"]),
         "actor.frozen_parameters has 'vision', which matches no parameter",
     ),
+    "an architecture that the actor cannot train": (
+        lambda f: (f / "good.yaml", [_model(f, "mixtral", architectures=["MixtralForCausalLM"]), "--dry-run"]),
+        "architecture 'MixtralForCausalLM' is not supported",
+    ),
+    "an argument that SGLang lacks": (
+        lambda f: (f / "good.yaml", ["rollout.engine.sglang={mem_fraction: 0.5}", "--dry-run"]),
+        "rollout.engine.sglang.mem_fraction: SGLang has no such argument; did you mean 'mem_fraction_static'?",
+    ),
+    "a context too short for prompt and response": (
+        lambda f: (f / "good.yaml", [_model(f, "short", max_position_embeddings=129), "--dry-run"]),
+        "is 128 tokens, and SGLang keeps 2 more, but max_position_embeddings of",
+    ),
+    "a context longer than the model's": (
+        lambda f: (f / "good.yaml", ["rollout.engine.context_tokens=5000", "--dry-run"]),
+        "rollout.engine.context_tokens is 5000, but",
+    ),
+    "recomputation of what does not exist": (
+        lambda f: (f / "good.yaml", ["actor.recompute={granularity: selective, modules: [norms]}", "--dry-run"]),
+        "actor.recompute.modules.0: input should be 'core_attn', 'mlp', 'moe' or 'shared_experts'",
+    ),
+    "a loss that cannot be imported": (
+        lambda f: (f / "good.yaml", ["algorithm.loss=no.such:loss", "--dry-run"]),
+        "algorithm.loss 'no.such:loss': cannot import 'no.such'",
+    ),
+    "a loss of other arguments": (
+        lambda f: (f / "good.yaml", ["algorithm.loss=json:dumps", "--dry-run"]),
+        "algorithm.loss 'json:dumps' is not a function of (inputs, config)",
+    ),
+    "an advantage that cannot be imported": (
+        lambda f: (f / "good.yaml", ["algorithm.advantage=no.such:one", "--dry-run"]),
+        "algorithm.advantage 'no.such:one': cannot import 'no.such'",
+    ),
+    "routes of a model without experts": (
+        lambda f: (f / "good.yaml", ["algorithm.routing_replay=true", "--dry-run"]),
+        "algorithm.routing_replay is set, but model type 'qwen3' has no experts",
+    ),
+    "shapes unlike config.json": (
+        lambda f: (f / "good.yaml", [_model(f, "wide", intermediate_size=50), "--dry-run"]),
+        "do not fit its config.json: model.layers.0.mlp.gate_proj.weight has shape",
+    ),
+    "a tokenizer larger than the vocabulary": (
+        lambda f: (f / "good.yaml", [_model(f, "few_rows", vocab_size=257), "--dry-run"]),
+        ", but config.json gives the model 257 rows (vocab_size)",
+    ),
+    "no end token": (
+        lambda f: (f / "good.yaml", [_model(f, "endless", eos_token_id=None), "--dry-run"]),
+        "no end token of the vocabulary in config.json or generation_config.json",
+    ),
+    "an empty file of weights": (
+        lambda f: (f / "good.yaml", [f"model.path={_sharded(f, 'empty', _emptied)}", "--dry-run"]),
+        "1.safetensors is not a readable safetensors file",
+    ),
+    "a file of weights that is cut": (
+        lambda f: (f / "good.yaml", [f"model.path={_sharded(f, 'cut', _cut)}", "--dry-run"]),
+        "1.safetensors is not a readable safetensors file",
+    ),
+    "a file of weights that is not there": (
+        lambda f: (f / "good.yaml", [f"model.path={_sharded(f, 'absent', Path.unlink)}", "--dry-run"]),
+        "1.safetensors, which does not exist",
+    ),
+    "weights in another file than the index says": (
+        lambda f: (f / "good.yaml", [f"model.path={_sharded(f, 'moved', _replaced_by_a_copy)}", "--dry-run"]),
+        "which the index says it holds",
+    ),
     "weights that are none": (
         lambda f: (f / "good.yaml", [f"model.path={_model_with(f, 'model.safetensors', 'x')}"]),
         "model.safetensors is not a readable safetensors file",
@@ -95,7 +197,7 @@ _CASES = {
     ),
     "a nested config.json": (
         lambda f: (f / "good.yaml", [f"model.path={_model_with(f, 'config.json', '[' * 9999)}"]),
-        "config.json cannot be read as JSON",
+        "config.json is not valid JSON",
     ),
     "evaluation on training rows": (
         lambda f: (f / "good.yaml", [f"eval.datasets=[{{name: e, path: {f / 'train.jsonl'}, rows: '0:3'}}]"]),

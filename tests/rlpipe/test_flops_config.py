@@ -189,7 +189,7 @@ def test_where_a_model_is_looked_up(tmp_path):
     with pytest.raises(ModelError, match="JSON object"):
         load_model_shape(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read as JSON"):
+    with pytest.raises(ModelError, match="is not valid JSON"):
         load_model_shape(tmp_path)
 
 

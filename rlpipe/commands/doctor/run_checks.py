@@ -76,30 +76,28 @@ def _checkpoint(config: Config) -> Check:
 
 def _inputs(config: Config) -> Check:
     from rlpipe.generation.inputs import load_inputs
+    from rlpipe.training.policy_checks import check_algorithm, check_policy
 
     try:
         inputs = load_inputs(config)
+        check_policy(inputs.config)
+        check_algorithm(inputs.config)
     except RlpipeError as error:
         return fail("model, data, graders", str(error), "see docs/troubleshooting.md")
     return ok("model, data, graders", f"{len(inputs.training.prompts)} training prompts")
 
 
 def _tokenizer(config: Config) -> Check:
-    """Both sides work on token ids alone, so ids must exist in the model, and its end must be the tokenizer's."""
+    """Both sides work on token ids alone, so the model's end must be the tokenizer's."""
     from rlpipe.data.prompts import load_tokenizer
-    from rlpipe.model.hf_config import load_model_shape
-    from rlpipe.model.hub import model_config_file
+    from rlpipe.model.config_file import end_tokens, read_config
+    from rlpipe.model.hub import model_folder
 
     tokenizer = load_tokenizer(config.model.path)
-    rows = load_model_shape(config.model.path).vocab_size
-    if len(tokenizer) > rows:
-        fix = "the tokenizer belongs to another model: take both from one folder"
-        return fail("tokenizer", f"{len(tokenizer)} tokens, but the model has {rows} rows", fix)
-    raw = json.loads(model_config_file(config.model.path).read_text())
-    ends = raw.get("eos_token_id", raw.get("text_config", {}).get("eos_token_id"))
-    ends = ends if isinstance(ends, list) else [ends]
+    folder = model_folder(config.model.path)
+    rows, ends = read_config(folder).vocab_size, end_tokens(folder)
     if tokenizer.eos_token_id not in ends:
-        found = f"ends with token {tokenizer.eos_token_id}, the model's config with {ends}"
+        found = f"ends with token {tokenizer.eos_token_id}, the model with {sorted(ends)}"
         return warn("tokenizer", found, "add it to rollout.sampling.stop_token_ids, or responses may not end")
     return ok("tokenizer", f"{len(tokenizer)} tokens in {rows} rows, end of sequence {tokenizer.eos_token_id}")
 

@@ -1,0 +1,51 @@
+"""What engines would refuse when they start, or in the middle of a run, said before anything starts."""
+
+from rlpipe.config.root import Config
+from rlpipe.model.config_file import ConfigFile, end_tokens, read_config
+from rlpipe.model.hub import model_folder
+from rlpipe.shared.errors import ConfigError, ModelError
+from rollout.arguments import CONTEXT_RESERVE_TOKENS, check_argument_names
+from rollout.sglang_source import declared_server_arguments
+
+
+def check_engines(config: Config) -> None:
+    """Raise RlpipeError for arguments that SGLang lacks, for responses that the model's context cannot hold, and for a
+    model whose responses could not end. Reads the model folder's configurations alone."""
+    if config.rollout.engine.sglang:
+        check_argument_names(config.rollout.engine.sglang, declared_server_arguments())
+    folder = model_folder(config.model.path)
+    model = read_config(folder)
+    _check_context(config, model)
+    ends = {token for token in end_tokens(folder) if model.vocab_size is None or token < model.vocab_size}
+    if not ends and not _stops_otherwise(config):
+        raise ModelError(
+            f"{folder}: no end token of the vocabulary in config.json or generation_config.json (eos_token_id), so "
+            "every response would run to its limit: add it there, or set rollout.sampling.stop_token_ids "
+            "(ignore_eos: true if that is meant)"
+        )
+
+
+def _check_context(config: Config, model: ConfigFile) -> None:
+    longest, given = (
+        config.data.max_prompt_tokens + config.longest_response_tokens,
+        config.rollout.engine.context_tokens,
+    )
+    if given is not None and model.max_positions is not None and given > model.max_positions:
+        raise ConfigError(
+            f"rollout.engine.context_tokens is {given}, but {model.place} has max_position_embeddings = "
+            f"{model.max_positions}: lower the one, or raise the other"
+        )
+    context = given or model.max_positions
+    if context is not None and longest + CONTEXT_RESERVE_TOKENS > context:
+        name = "rollout.engine.context_tokens" if given else f"max_position_embeddings of {model.place}"
+        raise ConfigError(
+            f"data.max_prompt_tokens + max_response_tokens is {longest} tokens, and SGLang keeps "
+            f"{CONTEXT_RESERVE_TOKENS} more, but {name} is {context}: shorten prompts or responses, or raise it"
+        )
+
+
+def _stops_otherwise(config: Config) -> bool:
+    sampling = config.rollout.sampling
+    overrides = [one.sampling.stop_token_ids for one in config.data.train]
+    overrides += [one.sampling.stop_token_ids for one in config.eval.datasets]
+    return sampling.ignore_eos or bool(sampling.stop_token_ids) or any(overrides) or config.uses_stop_strings
