@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import faulthandler
+import json
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
-from rlpipe.shared.weights import WeightBucket, WeightGroup
+from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_memory import EngineMemory
@@ -50,7 +51,8 @@ from rollout.requests import (
 from rollout.sglang_patches.first_token import FirstToken
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.sglang_patches.sglang_version import check_sglang_version
-from rollout.weights.receiver import END_OF_BUCKET, VERIFY_VARIABLE
+from rollout.weights.receiver import VERIFY_VARIABLE
+from rollout.weights.update_messages import Answer, plan_fields
 
 relies_on(
     "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
@@ -230,7 +232,10 @@ class Engine:
         """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
         from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
 
-        address, port = Endpoint(group.address, group.port, group.key).reach()
+        if group.backend == BUFFERS:
+            address, port = json.dumps(group.addresses), group.port
+        else:
+            address, port = Endpoint(group.address_of(0), group.port, group.key).reach()
         request = InitWeightsUpdateGroupReqInput(
             master_address=address,
             master_port=port,
@@ -243,7 +248,7 @@ class Engine:
         if not joined:
             raise WeightSyncError(
                 f"engine {self._setup.index} could not join weight group {group.name!r} at "
-                f"{group.address}:{group.port}: {message}"
+                f"{', '.join(group.addresses)}:{group.port}: {message}"
             )
 
     async def leave_weight_group(self, name: str) -> None:
@@ -265,11 +270,10 @@ class Engine:
             begin = time.perf_counter()
             await self._wait_until_idle()
             self._pause.hold()
-            message = await self._receive_buckets(plan, version, group_name)
+            checksums = await self._receive_buckets(plan, version, group_name)
             self._version = version
             self._pause.release()
         self._usage.note_span("weight_sync", begin)
-        checksums = tuple(message.split()[: len(plan)]) if self._setup.verify_weights else ()
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)
 
     async def probe(self) -> Pulse:
@@ -426,29 +430,24 @@ class Engine:
             raise self._death
         return task.result()
 
-    async def _receive_buckets(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> str:
-        """Has SGLang's processes receive everything; returns their message."""
+    async def _receive_buckets(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> tuple[str, ...]:
+        """Has SGLang's processes receive everything; returns the checksums, if they are asked for."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
 
-        rows = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in plan[0].tensors]
-        for bucket in plan[1:]:
-            rows.append((END_OF_BUCKET, "", []))
-            rows += [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in bucket.tensors]
+        names, dtypes, shapes = plan_fields(plan)
         request = UpdateWeightsFromDistributedReqInput(
-            names=[name for name, _, _ in rows],
-            dtypes=[dtype for _, dtype, _ in rows],
-            shapes=[shape for _, _, shape in rows],
+            names=names,
+            dtypes=dtypes,
+            shapes=shapes,
             group_name=group_name,
             load_format="flattened_bucket",
             flush_cache=False,  # it is empty, see _wait_until_idle
-            weight_version=str(version),
         )
-        loaded, message = await self._call(
-            self._sglang.tokenizer_manager.update_weights_from_distributed(request, None)
-        )
-        if not loaded:
-            raise WeightSyncError(f"engine {self._setup.index} could not load version {version}: {message}")
-        return str(message)
+        _, message = await self._call(self._sglang.tokenizer_manager.update_weights_from_distributed(request, None))
+        answer = Answer.of_text(message)
+        if problem := answer.failure or answer.disagreement:
+            raise WeightSyncError(f"engine {self._setup.index} could not load version {version}: {problem}")
+        return answer.checksums
 
     def _longest_request(self) -> int:
         """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""

@@ -28,15 +28,15 @@ class WeightGroup:
     backend: of torch.distributed, for a process group in which rank 0 broadcasts and ranks 1 to `world_size - 1` belong
         to the engines; or BUFFERS, for one engine and the actor's processes on its devices, each of which shares
         memory with the engine's process there.
-    address, port: of a store that rank 0 holds, in which the group meets under its name; with BUFFERS `port` has no
-        meaning and the addresses are those at which the actor's processes listen, one for each tensor-parallel rank of
-        the engine, separated by commas (rlpipe.shared.weight_channel).
+    addresses, port: of a store that rank 0 holds, in which the group meets under its name; with BUFFERS `port` has no
+        meaning and there is an address for each tensor-parallel rank of the engine, at which a process of the actor
+        listens (rlpipe.shared.weight_channel).
     world_size: processes of the group, senders included.
     key: of the gate before the store, if it has one (rlpipe.shared.guarded_port).
     """
 
     name: str
-    address: str
+    addresses: tuple[str, ...]
     port: int
     world_size: int
     backend: str
@@ -45,11 +45,11 @@ class WeightGroup:
     @property
     def senders(self) -> int:
         """Processes of the actor that send."""
-        return len(self.address.split(",")) if self.backend == BUFFERS else 1
+        return len(self.addresses) if self.backend == BUFFERS else 1
 
     def address_of(self, reader: int) -> str:
         """Where tensor-parallel rank `reader` of an engine meets its sender."""
-        return self.address.split(",")[reader] if self.backend == BUFFERS else self.address
+        return self.addresses[reader if self.backend == BUFFERS else 0]
 
 
 @dataclass(frozen=True)

@@ -115,14 +115,14 @@ class WeightSync:
         groups: list[WeightGroup | None] = [None] * self._config.rollout.engines
         for engine in engines:
             part = addresses[engine.index * size :][:size]
-            groups[engine.index] = WeightGroup(_new_name(), ",".join(part), 0, 2 * size, BUFFERS)
+            groups[engine.index] = WeightGroup(_new_name(), tuple(part), 0, 2 * size, BUFFERS)
         return groups
 
     def _broadcast_group(self, engines: int) -> list[WeightGroup | None]:
         store = self._actor.endpoint
         backend = "nccl" if cluster_gpus() else "gloo"
         processes = 1 + engines * self._config.rollout.engine.tensor_parallel
-        return [WeightGroup(_new_name(), store.address, store.port, processes, backend, store.key)]
+        return [WeightGroup(_new_name(), (store.address,), store.port, processes, backend, store.key)]
 
 
 def _is_incomplete(engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str) -> bool:

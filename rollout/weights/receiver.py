@@ -4,9 +4,9 @@ Replaces SGLang's own functions: its broadcast makes every tensor and then a sec
 bucket's size, it cannot tell what arrived, and it has no way to read buffers that stay open.
 """
 
-import math
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,8 +16,9 @@ import torch.distributed
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from rlpipe.shared.replaced_parts import relies_on, replaces
-from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightGroup, checksum
+from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
+from rollout.weights.update_messages import Answer, RankAnswer, plan_of
 
 replaces(
     "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.init_weights_update_group",
@@ -39,8 +40,6 @@ _SET_TIMEOUT = relies_on(
 )
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
-END_OF_BUCKET = ""
-"""Stands between the names of two buckets: SGLang's request has one list of names. A request costs milliseconds."""
 
 
 def install() -> None:
@@ -74,7 +73,8 @@ def join_group(
     backend: str = "nccl",
 ) -> tuple[bool, str]:
     """Whether it joined, and why not. A group of shared buffers has a listener for each tensor-parallel rank."""
-    group = WeightGroup(group_name, master_address, master_port, world_size, backend)
+    addresses = tuple(json.loads(master_address)) if backend == BUFFERS else (master_address,)
+    group = WeightGroup(group_name, addresses, master_port, world_size, backend)
     source: WeightSource
     try:
         if backend == BUFFERS:
@@ -82,9 +82,12 @@ def join_group(
         else:
             source = Broadcast(_join_as_receiver(group, rank_offset + updater.tp_rank), updater.device)
     except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-        return _agreed(False, f"{type(error).__name__}: {error}")
-    updater._model_update_group[group_name] = source
-    return _agreed(True, "")
+        answer = RankAnswer(failure=f"{type(error).__name__}: {error}")
+    else:
+        updater._model_update_group[group_name] = source
+        answer = RankAnswer()
+    failure = Answer(tuple(_of_all_ranks(answer))).failure
+    return not failure, failure
 
 
 def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
@@ -99,45 +102,37 @@ def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
 def receive_buckets(
     updater: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
 ) -> tuple[bool, str]:
-    """Receives the tensors of each bucket as one flat tensor of their common dtype, and loads them.
+    """Receives the tensors of each bucket of `plan_fields` as one flat tensor of their common dtype, and loads them.
 
-    Returns whether it worked and a message: the checksums of the received buckets where verification is on, else empty.
-    They are of what arrived, before it is put into SGLang's fused and sharded parameters.
+    Returns whether it worked on all ranks, and the text of an `Answer` with the checksums of the received buckets where
+    verification is on. They are of what arrived, before it is put into SGLang's fused and sharded parameters.
     """
+    answer = Answer(tuple(_of_all_ranks(_received(updater, plan_of(names, dtypes, shapes), group_name))))
+    return not answer.failure, answer.as_text()
+
+
+def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: str) -> RankAnswer:
     source: WeightSource = updater._model_update_group[group_name]
     verify = os.environ.get(VERIFY_VARIABLE) == "1"
     checksums: list[str] = []
-    for bucket in split_buckets(names, dtypes, shapes):
-        (dtype,) = {getattr(torch, name) for _, name, _ in bucket}
-        sizes = [math.prod(shape) for _, _, shape in bucket]
+    for number, bucket in enumerate(plan):
+        sizes = [tensor.elements for tensor in bucket]
         try:
-            with source.bucket(sum(sizes), dtype) as flat:
+            with source.bucket(sum(sizes), getattr(torch, bucket[0].dtype)) as flat:
                 pieces = zip(bucket, flat.split(sizes), strict=True)
                 source.loader.load(
-                    updater.get_model(), [(name, piece.view(shape)) for (name, _, shape), piece in pieces]
+                    updater.get_model(), [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
                 )
                 if verify:
                     checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-            return _agreed(False, f"the bucket that starts with {bucket[0][0]!r}: {type(error).__name__}: {error}")
+            where = f"bucket {number}, which starts with {bucket[0].name!r}"
+            return RankAnswer(failure=f"{where}: {type(error).__name__}: {error}")
     try:
         source.loader.finish(updater.get_model())
     except Exception as error:
-        return _agreed(False, f"small tensors: {type(error).__name__}: {error}")
-    return _agreed(True, " ".join(checksums))
-
-
-def split_buckets(
-    names: list[str], dtypes: list[str], shapes: list[list[int]]
-) -> list[list[tuple[str, str, list[int]]]]:
-    """(name, dtype, shape) of the tensors of each bucket."""
-    buckets: list[list[tuple[str, str, list[int]]]] = [[]]
-    for tensor in zip(names, dtypes, shapes, strict=True):
-        if tensor[0] == END_OF_BUCKET:
-            buckets.append([])
-        else:
-            buckets[-1].append(tensor)
-    return buckets
+        return RankAnswer(failure=f"small tensors: {type(error).__name__}: {error}")
+    return RankAnswer(tuple(checksums))
 
 
 def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.ProcessGroup:
@@ -147,7 +142,7 @@ def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.Proces
 
     process_group = init_custom_process_group(
         backend=group.backend,
-        init_method=NetworkAddress(group.address, group.port).to_tcp(),
+        init_method=NetworkAddress(group.address_of(0), group.port).to_tcp(),
         timeout=timedelta(seconds=JOIN_SECONDS),
         world_size=group.world_size,
         rank=rank,
@@ -157,18 +152,13 @@ def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.Proces
     return process_group
 
 
-def _agreed(worked: bool, message: str) -> tuple[bool, str]:
-    """Whether it worked on all tensor-parallel ranks, and their common message or a list of the different ones.
-
-    SGLang answers with what rank 0 returns, whatever happened on the others.
-    """
+def _of_all_ranks(answer: RankAnswer) -> list[RankAnswer]:
+    """The answers of all tensor-parallel ranks, on each. SGLang answers with what rank 0 returns, whatever happened on
+    the others."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
-    if group.world_size == 1:
-        return worked, message
-    ranks: list[tuple[bool, str]] = [(worked, message)] * group.world_size
-    torch.distributed.all_gather_object(ranks, (worked, message), group=group.cpu_group)
-    if not all(one for one, _ in ranks):
-        return False, "; ".join(f"rank {rank}: {text}" for rank, (one, text) in enumerate(ranks) if not one)
-    return True, message if len(set(ranks)) == 1 else "different on each rank: " + "; ".join(text for _, text in ranks)
+    answers = [answer] * group.world_size
+    if group.world_size > 1:
+        torch.distributed.all_gather_object(answers, answer, group=group.cpu_group)
+    return answers

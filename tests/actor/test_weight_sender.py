@@ -20,7 +20,7 @@ LAYOUTS = {"ep2": {"expert": 2}, "pp2": {"pipeline": 2}, "tp2_sp": {"tensor": 2,
 def transfers(tmp_path_factory):
     path = write_policy(tmp_path_factory.mktemp("policies"), "moe")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    groups = {name: WeightGroup(f"test-{name}", "127.0.0.1", store.port, 2, "gloo") for name in LAYOUTS}
+    groups = {name: WeightGroup(f"test-{name}", ("127.0.0.1",), store.port, 2, "gloo") for name in LAYOUTS}
     with ThreadPoolExecutor() as pool:
         receiving = pool.submit(run_processes, 1, in_module_worker, "weight_workers", "receive_twice", path, groups)
         sent = run_processes(2, in_module_worker, "weight_workers", "send_twice", path, LAYOUTS, groups)

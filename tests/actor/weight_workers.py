@@ -65,7 +65,7 @@ def send_through_buffers(
         policy = trainer(path, count, parallel=parallel)
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letters[rank][name], sender.listen(), sender.plan)
-        group = WeightGroup("one engine on all devices", ",".join("ab"[:count]), 0, 2 * count, BUFFERS)
+        group = WeightGroup("one engine on all devices", tuple("ab"[:count]), 0, 2 * count, BUFFERS)
         sender.join([group], dist.HashStore(), 60)
         results[name] = [sender.send(verify=True)]
         with torch.no_grad():
@@ -84,14 +84,14 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
     for letter in letters:
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
         invite(letter, sender.listen(), sender.plan)
-        sender.join([WeightGroup("pair", "a", 0, 2, BUFFERS)], dist.HashStore(), 60)
+        sender.join([WeightGroup("pair", ("a",), 0, 2, BUFFERS)], dist.HashStore(), 60)
         errors.append(sender.send(verify=False).failure)
         sender.leave()
     return errors
 
 
 def _store(group: WeightGroup) -> dist.Store:
-    return dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=_TIMEOUT)
+    return dist.TCPStore(group.address_of(0), group.port, group.world_size, is_master=False, timeout=_TIMEOUT)
 
 
 def _joined(group: WeightGroup) -> dist.ProcessGroup:

@@ -29,7 +29,7 @@ class WeightSource:
     def open(self, readers: int) -> WeightGroup:
         """The group that this process and `readers` processes of engines can now join."""
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return WeightGroup("weights", "127.0.0.1", self._store.port, 1 + readers, "gloo")
+        return WeightGroup("weights", ("127.0.0.1",), self._store.port, 1 + readers, "gloo")
 
     def join(self, group: WeightGroup) -> None:
         self._group, _ = _new_process_group_helper(

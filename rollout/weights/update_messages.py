@@ -1,0 +1,81 @@
+"""What an engine tells SGLang's scheduler processes of a weight update, and what they answer, in the fields that
+SGLang's requests have: lists of names, types and shapes there, one text back."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+from rlpipe.shared.weights import TensorSpec, WeightBucket
+
+
+def plan_fields(plan: Sequence[WeightBucket]) -> tuple[list[str], list[str], list[list[int]]]:
+    """`plan` as names of all tensors, the type of each bucket, and shapes, the first of which counts the tensors of
+    each bucket."""
+    tensors = [tensor for bucket in plan for tensor in bucket.tensors]
+    counts = [len(bucket.tensors) for bucket in plan]
+    return (
+        [tensor.name for tensor in tensors],
+        [bucket.tensors[0].dtype for bucket in plan],
+        [counts, *(list(tensor.shape) for tensor in tensors)],
+    )
+
+
+def plan_of(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[tuple[TensorSpec, ...]]:
+    """The tensors of each bucket, from `plan_fields`."""
+    counts, *others = shapes
+    rows = iter(zip(names, others, strict=True))
+    return [
+        tuple(TensorSpec(name, dtype, tuple(shape)) for name, shape in islice(rows, count))
+        for count, dtype in zip(counts, dtypes, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """Of one tensor-parallel rank. checksums: of the buckets that it received, where they are asked for. failure: why
+    it could not go on, empty where it could."""
+
+    checksums: tuple[str, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of all tensor-parallel ranks of an engine, in order."""
+
+    ranks: tuple[RankAnswer, ...]
+
+    @classmethod
+    def of_text(cls, text: str) -> "Answer":
+        """From `text`; SGLang itself may have refused the request, in words of its own."""
+        try:
+            rows = json.loads(text)
+            return cls(tuple(RankAnswer(tuple(row["checksums"]), row["failure"]) for row in rows))
+        except (ValueError, TypeError, KeyError):
+            return cls((RankAnswer(failure=text or "SGLang gave no reason"),))
+
+    def as_text(self) -> str:
+        return json.dumps([asdict(rank) for rank in self.ranks])
+
+    @property
+    def failure(self) -> str:
+        """Why a rank failed, with the rank where there are several; empty where none did."""
+        failed = [(number, rank.failure) for number, rank in enumerate(self.ranks) if rank.failure]
+        return "; ".join(text if len(self.ranks) == 1 else f"rank {number}: {text}" for number, text in failed)
+
+    @property
+    def disagreement(self) -> str:
+        """The first bucket that ranks received different bytes of; empty where there is none."""
+        for bucket, sums in enumerate(zip(*(rank.checksums for rank in self.ranks), strict=True)):
+            if len(set(sums)) > 1:
+                received = ", ".join(f"rank {number} {one}" for number, one in enumerate(sums))
+                return f"its tensor-parallel ranks received different bytes of bucket {bucket} (CRC-32: {received})"
+        return ""
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """Of all ranks, which agree."""
+        return self.ranks[0].checksums if self.ranks else ()
