@@ -30,6 +30,8 @@ app = typer.Typer(
 
 dashboards = typer.Typer(help="Dashboards as code.", no_args_is_help=True)
 app.add_typer(dashboards, name="dashboard")
+recipes = typer.Typer(help="Configurations that come with rlpipe.", no_args_is_help=True)
+app.add_typer(recipes, name="recipes")
 commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
 app.add_typer(commguard, name="commguard")
 
@@ -271,13 +273,17 @@ def plan(
     response_tokens: Annotated[
         int | None, typer.Option(min=1, help="Assumed mean length of a response; the limit when not given.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print numbers as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a run will take, before anything starts: memory by part, disk, seconds by phase."""
+    """Say what a run will take: memory by part, disk, seconds by phase. Exit code 1 when it does not fit."""
     with one_sentence(debug):
         from rlpipe.commands.plan.plan_command import run_plan
 
-        typer.echo(run_plan(config, overrides or [], cluster, response_tokens))
+        answer = run_plan(config, overrides or [], cluster, response_tokens)
+        typer.echo(answer.as_json() if as_json else answer.text())
+        if not answer.fits:
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -297,6 +303,33 @@ def launch(
             typer.echo(prepared.script(), nl=False)
             return
         raise typer.Exit(prepared.run())
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """Print the name and purpose of each configuration: of runs, and of clusters."""
+    with one_sentence(debug=False):
+        from rlpipe.commands.recipes import list_recipes as find_recipes
+
+        found = find_recipes()
+        width = max(len(name) for name, _ in found)
+        for name, purpose in found:
+            typer.echo(f"{name:<{width}}  {purpose}")
+
+
+@recipes.command("copy")
+def copy_recipe(
+    name: Annotated[str, typer.Argument(help="As `rlpipe recipes list` prints it, for instance demo/arithmetic.")],
+    folder: Annotated[Path, typer.Option("--to", help="Folder that gets a folder configs.")] = Path(),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there and differ.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Copy a configuration, and what it is based on, to work with."""
+    with one_sentence(debug):
+        from rlpipe.commands.recipes import copy_recipe as run_copy
+
+        first, *bases = run_copy(name, folder, overwrite)
+        typer.echo("\n".join([str(first), *(f"  based on {base}" for base in bases)]))
 
 
 @dashboards.command("wandb")

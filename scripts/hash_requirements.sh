@@ -16,11 +16,11 @@ done
 
 # torch with the CUDA packages that its metadata names; what the lists pin comes from the lists.
 hash_torch() {
-  local list=$1 python=$2 script=$3 version
-  version=$(sed -n 's/^torch_version=//p' "$script")
+  local list=$1 python=$2 version
+  version=$(sed -n "s/^${list}_torch_version=//p" scripts/setup.sh)
   echo "torch==$version" |
     "${compile[@]}" --python-version "$python" --universal - |
     awk '/^[^ ]/ { keep = /^(torch|triton|cuda-|nvidia-)/ } keep' >"requirements/hashes/${list}_torch.txt"
 }
-hash_torch cpu 3.11 scripts/setup.sh
-hash_torch gpu 3.12 scripts/setup_gpu.sh
+hash_torch cpu 3.11
+hash_torch gpu 3.12

@@ -3,10 +3,11 @@
 #
 #   bash scripts/ray_cluster.sh HEAD_HOST:PORT|auto CONFIG [arguments of `rlpipe train`]
 #
-#   RLPIPE_SETUP   shell lines to run first
+#   RLPIPE_PROGRAMS   folder of `rlpipe` (default: the checkout's .venv/bin, where there is one)
+#   RLPIPE_SETUP      shell lines to run first
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ ! -d .venv/bin ] || export PATH="$PWD/.venv/bin:$PATH"
+programs=${RLPIPE_PROGRAMS:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin}
+[ ! -d "$programs" ] || export PATH="$programs:$PATH"
 eval "${RLPIPE_SETUP:-}"
 address=$1
 shift

@@ -5,6 +5,7 @@
 #   bash scripts/ray_node.sh address               print this node's address
 #   bash scripts/ray_node.sh wait HEAD_HOST:PORT   until the head answers
 #
+#   RLPIPE_PROGRAMS          folder of `ray` (default: the checkout's .venv/bin, where there is one)
 #   RLPIPE_SETUP             shell lines to run first
 #   RLPIPE_NODE_ADDRESS      this node's address, where the first address of its host name is not the one
 #   RLPIPE_NODE_CPUS, _GPUS  what Ray may use here (default: what it finds)
@@ -13,8 +14,8 @@
 #   RAY_AUTH_MODE=token, RAY_AUTH_TOKEN   the same on all nodes and for the driver; Ray asks for it
 #   RLPIPE_START_SECONDS     how long to wait for the head (default 300)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ ! -d .venv/bin ] || export PATH="$PWD/.venv/bin:$PATH"
+programs=${RLPIPE_PROGRAMS:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin}
+[ ! -d "$programs" ] || export PATH="$programs:$PATH"
 eval "${RLPIPE_SETUP:-}"
 
 own_address() {

@@ -3,6 +3,8 @@
     base: [recipes/common.yaml]       # files merged first, relative to this one; later ones win
     model: {path: runs/policy-${seed}}  # ${dotted.key} is replaced by that key's value
 
+All other paths are relative to the folder that the command runs in, whatever file they stand in.
+
 Mappings merge key by key; anything else, lists included, replaces what was there. In an override a number stands for
 an element of a list: `data.train.0.path=my.jsonl`.
 """
@@ -18,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from rlpipe.config.root import Config
 from rlpipe.config.strict_yaml import StrictYamlError, load_yaml, unusable_values
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.project_files import ROOT
 from rlpipe.shared.secret_text import secret_values
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -46,6 +49,13 @@ def load_section(root: type[Root], path: Path) -> Root:
     return _validated(root, _References(tree, root).resolve(tree), str(path))
 
 
+def configuration_files(path: Path) -> list[Path]:
+    """`path` and all files that it is based on, each once. Raises ConfigError."""
+    files = _Files()
+    files.read(path)
+    return list(dict.fromkeys(file.resolve() for file in files.found))
+
+
 def validate(tree: Mapping[str, Any], source: str) -> Config:
     """Make a Config of a plain mapping. Raises ConfigError naming each wrong key; `source` stands before it."""
     return _validated(Config, tree, source)
@@ -72,18 +82,18 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Files:
-    """Reads a file with its bases, and counts files: bases of bases can be more than anyone would wait for."""
+    """Reads a file with its bases. `found`: all of them; bases of bases can be more than anyone would wait for."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.found: list[Path] = []
 
     def read(self, path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
         tree = _read_yaml(path)
         own = path.resolve()
         if own in parents:
             raise ConfigError(f"{path}: `base` leads back to the file itself; remove one of the references")
-        self._count += 1
-        if self._count > _MAX_FILES:
+        self.found.append(path)
+        if len(self.found) > _MAX_FILES:
             raise ConfigError(f"{path}: `base` leads to more than {_MAX_FILES} files; remove some")
         bases = tree.pop("base", [])
         if isinstance(bases, str):
@@ -100,7 +110,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration") from None
+        copy = f", or `rlpipe recipes copy {path}` to have it here" if (ROOT / path).is_file() else ""
+        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration{copy}") from None
     except (OSError, ValueError) as error:  # a ValueError is text that is not UTF-8, or a path with NUL
         raise ConfigError(f"{_short(str(path))}: cannot be read as text: {error}") from None
     try:

@@ -11,9 +11,10 @@ from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_
 from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
-from rlpipe.model.config_file import MODELS_FOLDER, read_config
+from rlpipe.model.config_file import read_config
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import is_cached
+from rlpipe.shared.project_files import MODELS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
@@ -73,7 +74,7 @@ def load_model(path: str) -> Model:
     Of a hub model that is in neither place, its config.json alone is downloaded.
     """
     here = Path(path).exists() or is_cached(path)
-    path = Path(path).name if not here and (MODELS_FOLDER / Path(path).name).exists() else path
+    path = Path(path).name if not here and (MODELS / Path(path).name).exists() else path
     file = read_config(path)
     return Model(load_model_shape(path), file.tied_embeddings, next(iter(file.architectures), ""))
 

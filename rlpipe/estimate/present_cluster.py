@@ -9,9 +9,8 @@ import psutil
 
 from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig, SpeedsConfig
 from rlpipe.config.load import load_section
+from rlpipe.shared.project_files import CLUSTERS
 
-PROJECT = Path(__file__).resolve().parents[2]
-_NODES_FOLDER = PROJECT / "configs" / "clusters" / "nodes"
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -63,7 +62,7 @@ def host_memory_bytes() -> int:
 
 
 def _known_node(gpu: str) -> ClusterConfig | None:
-    for file in sorted(_NODES_FOLDER.glob("*.yaml")):
+    for file in sorted(CLUSTERS.glob("nodes/*.yaml")):
         known = load_section(_KnownNode, file)
         if known.node.gpu == gpu:
             return known

@@ -97,7 +97,9 @@ def load_inputs(config: Config) -> Inputs:
 
 
 def with_pinned_models(config: Config) -> Config:
-    """`config` with the commits that names of hub models mean now, downloaded where they are not there yet."""
+    """`config` with models that every process, and every later command from any folder, finds again: a folder by its
+    absolute path, a name of the hub with the commit that it means now, downloaded where it is not there yet.
+    """
     reference = config.model.reference_path
     paths = {"path": pinned(config.model.path), "reference_path": pinned(reference) if reference else None}
     return config.model_copy(update={"model": config.model.model_copy(update=paths)})

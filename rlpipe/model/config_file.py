@@ -12,8 +12,7 @@ from typing import Any
 
 from rlpipe.model.hub import HubName, model_config_file
 from rlpipe.shared.errors import ModelError
-
-MODELS_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "models"
+from rlpipe.shared.project_files import MODELS
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,12 @@ def read_config(model: str | Path | Mapping[str, Any]) -> ConfigFile:
 def find_config(model: str | Path) -> Path:
     """Path of the config.json that `model` means; ModelError, naming the bundled models, if there is none."""
     given = Path(model)
-    for candidate in (given, given / "config.json", MODELS_FOLDER / given / "config.json"):
+    for candidate in (given, given / "config.json", MODELS / given / "config.json"):
         if candidate.is_file():
             return candidate
     if not given.exists() and HubName.parse(str(model)):
         return model_config_file(model)
-    bundled = sorted(path.parent.name for path in MODELS_FOLDER.glob("*/config.json"))
+    bundled = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
     others = f", or one of {', '.join(bundled)}" if bundled else ""
     raise ModelError(
         f"no model config at {str(model)!r}: give a config.json, a folder with one, a name on the hub{others}"

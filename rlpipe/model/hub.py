@@ -63,9 +63,9 @@ def is_cached(model: str) -> bool:
 
 
 def pinned(model: str) -> str:
-    """`model` with the commit that its name means now, for other nodes and other days; a folder stays as it is."""
+    """What `model` means now, for other nodes and other days: a name with its commit, a folder's absolute path."""
     if Path(model).exists():
-        return model
+        return str(Path(model).absolute())
     name = _hub_name(model)
     return f"{name.repository}@{model_folder(model).name}"
 

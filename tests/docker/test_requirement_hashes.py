@@ -1,6 +1,8 @@
 """Everything that is installed is pinned with the hashes of its files, and the set-up scripts insist on them."""
 
 import re
+import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -32,13 +34,34 @@ def test_every_requirement_is_exact_and_hashed(path: Path) -> None:
         assert hashes and all(re.match(r"sha256:[0-9a-f]{64} *$", one) for one in hashes), line
 
 
-@pytest.mark.parametrize(("script", "lists"), [("setup.sh", ["cpu"]), ("setup_gpu.sh", ["gpu"])])
-def test_scripts_install_with_hashes(script: str, lists: list[str]) -> None:
-    text = (PROJECT / "scripts" / script).read_text()
-    version = re.search(r"^torch_version=(.+)$", text, re.M)
-    assert version is not None
-    for name in lists:
-        assert f"requirements/hashes/{name}_torch.txt" in text
-        assert _pins(HASHES / f"{name}_torch.txt")["torch"] == f"=={version[1]}"
+def test_the_script_installs_with_hashes() -> None:
+    text = (PROJECT / "scripts" / "setup.sh").read_text()
+    for device in ("cpu", "gpu"):
+        version = re.search(rf"^{device}_torch_version=(.+)$", text, re.M)
+        assert version is not None
+        assert f"requirements/hashes/{device}_torch.txt" in text
+        assert _pins(HASHES / f"{device}_torch.txt")["torch"] == f"=={version[1]}"
     installs = [line for line in text.splitlines() if re.search(r"install\[@\].* -r ", line)]
     assert installs and all("--require-hashes" in line for line in installs)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_what_is_pinned_is_what_the_package_asks_for(device: str) -> None:
+    """A wheel's dependencies are ranges; the pins, which are tested, lie within them and leave none out."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    pins = {**_pins(PROJECT / "requirements" / f"{device}.txt"), **_pins(HASHES / f"{device}_torch.txt")}
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras[device], *extras["wandb"], *extras["tensorboard"]]:
+        wanted = Requirement(text)
+        pin = pins[canonicalize_name(wanted.name)].removeprefix("==")
+        assert wanted.specifier.contains(pin, prereleases=True), f"{text}, but {pin} is pinned"
+
+
+def test_the_cpu_extra_holds_what_sglang_needs_there() -> None:
+    """SGLang itself is installed with --no-deps on a CPU, because its metadata ask for CUDA packages."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    names = {canonicalize_name(Requirement(text).name) for text in declared}
+    of_sglang = [Requirement(text) for text in requires("sglang") or []]
+    needed = {canonicalize_name(one.name) for one in of_sglang if not one.marker or one.marker.evaluate({"extra": ""})}
+    assert (needed & set(_pins(PROJECT / "requirements" / "cpu.txt"))) <= names

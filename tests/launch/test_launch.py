@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from rlpipe.cli import app
 from rlpipe.commands.launch import launch
-from rlpipe.commands.launch.clusters import CLUSTERS_FOLDER, PROJECT, cluster_names, load_cluster
+from rlpipe.commands.launch.clusters import cluster_names, load_cluster
 from rlpipe.shared.errors import ConfigError, ResourceError
+from rlpipe.shared.project_files import CLUSTERS
+from rlpipe.shared.project_files import ROOT as PROJECT
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads((PROJECT / "scripts/kubernetes/rayjob.schema.json").read_text())
@@ -27,7 +29,8 @@ DEMO = PROJECT / "configs/demo/arithmetic.yaml"
 
 
 def _script(name: str) -> str:
-    return launch(DEMO, ["seed=1"], name).script().replace(str(PROJECT), "/project")
+    script = launch(DEMO, ["seed=1"], name).script()
+    return script.replace(str(Path(sys.executable).parent), "/programs").replace(str(PROJECT), "/project")
 
 
 @pytest.mark.parametrize("name", cluster_names())
@@ -100,7 +103,7 @@ def test_a_run_with_too_many_gpus_is_refused():
 
 
 def test_every_cluster_file_says_what_it_is():
-    for path in CLUSTERS_FOLDER.glob("*.yaml"):
+    for path in CLUSTERS.glob("*.yaml"):
         assert path.read_text().startswith("---\n# "), path
 
 
@@ -150,7 +153,7 @@ def _slurm(folder: Path, train: str, **variables: str) -> Iterator[subprocess.Po
     environment = {
         **os.environ,
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "RLPIPE_ROOT": str(folder),
+        "RLPIPE_SCRIPTS": str(scripts),
         "RLPIPE_NODE_ADDRESS": "127.0.0.1",
         "SLURM_JOB_ID": "42",
         "SLURM_JOB_NODELIST": "one,two",
@@ -158,6 +161,7 @@ def _slurm(folder: Path, train: str, **variables: str) -> Iterator[subprocess.Po
     }
     job = subprocess.Popen(
         ["bash", str(scripts / "slurm.sbatch"), "config.yaml", "seed=1"],
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

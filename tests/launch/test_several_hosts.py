@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from network_hosts import Host, hosts, reason_not_possible
 
-from rlpipe.commands.launch.clusters import PROJECT
+from rlpipe.shared.project_files import ROOT as PROJECT
 
 REASON = reason_not_possible()
 pytestmark = [

@@ -1,24 +1,27 @@
 """`rlpipe plan`: what it says of the recipes, and what it advises."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.commands.launch.clusters import PROJECT, load_cluster
+from rlpipe.commands.launch.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
 from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
+from rlpipe.shared.project_files import ROOT as PROJECT
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
 TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
 
 
-def _run(*arguments: str) -> str:
+def _run(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["plan", *arguments])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -43,11 +46,25 @@ def test_every_recipe_loads_and_fits_141_gigabytes(recipe):
 
 
 def test_the_seeds_recipe_on_80_gigabytes_is_refused_with_a_setting_that_fits():
-    output = _run(str(SEED), "--cluster", "local_8x80gb")
+    output = _run(str(SEED), "--cluster", "local_8x80gb", code=1)
     assert "DOES NOT FIT  GPU while weights pass" in output
     settings = output.strip().splitlines()[-1].removeprefix("Nearest setting that fits: ").split()
     assert settings == ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
     assert _run(str(SEED), *settings, "--cluster", "local_8x80gb").endswith("It fits.\n")
+    refused = json.loads(_run(str(SEED), "--cluster", "local_8x80gb", "--json", code=1))
+    assert (refused["fits"], refused["nearest_setting"]) == (False, settings)
+    assert [need["name"] for need in refused["memory"] if need["total_bytes"] > (need["limit_bytes"] or 1e20)]
+
+
+def test_json_has_the_numbers_of_the_text():
+    text = _run(str(SEED), "--cluster", "local_8x141gb")
+    answer = json.loads(_run(str(SEED), "--cluster", "local_8x141gb", "--json"))
+    assert answer["fits"] and answer["problems"] == [] and answer["nearest_setting"] is None
+    assert f"{answer['step_seconds']:,.1f}" in text
+    assert f"KV pool of {answer['engine']['kv_tokens']:,} tokens" in text
+    for need in answer["memory"]:
+        assert sum(need["bytes"].values()) == need["total_bytes"]
+        assert f"{need['name']}: {need['total_bytes'] / 1e9:,.1f} GB" in text
 
 
 def test_an_engine_without_room_for_a_request_is_told():
@@ -158,5 +175,5 @@ def test_a_forced_length_is_the_length_that_is_planned():
 
 
 def test_eight_billion_parameters_do_not_fit_a_laptop():
-    output = _run("configs/demo/arithmetic.yaml", "model.path=Qwen3-8B", "--cluster", "local_cpu")
+    output = _run("configs/demo/arithmetic.yaml", "model.path=Qwen3-8B", "--cluster", "local_cpu", code=1)
     assert "DOES NOT FIT  host memory" in output

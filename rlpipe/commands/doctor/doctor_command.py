@@ -9,9 +9,9 @@ from rlpipe.commands.doctor.machine import check_machine
 from rlpipe.commands.doctor.nodes import check_nodes
 from rlpipe.commands.doctor.packages import TORCH, check_packages, read_pins
 from rlpipe.commands.doctor.run_checks import check_run
-from rlpipe.commands.launch.clusters import PROJECT
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
+from rlpipe.shared.project_files import REQUIREMENTS
 
 
 def diagnose(path: Path | None, overrides: Sequence[str], quick: bool) -> Iterator[Check]:
@@ -32,7 +32,7 @@ def _pins() -> dict[str, str]:
     import torch
 
     kind = "gpu" if torch.cuda.is_available() else "cpu"
-    return {"torch": TORCH[kind]} | read_pins(PROJECT / "requirements" / f"{kind}.txt")
+    return {"torch": TORCH[kind]} | read_pins(REQUIREMENTS / f"{kind}.txt")
 
 
 def _nodes(config: Config) -> Iterator[Check]:

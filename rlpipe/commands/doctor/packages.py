@@ -10,7 +10,7 @@ from rlpipe.commands.doctor.check import Check, fail, ok, warn
 # Other versions of these break or change results; of the rest they rarely matter.
 _EXACT = ("megatron-core", "sglang", "transformers", "tokenizers", "torch", "ray")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
-_FIX = "run scripts/setup.sh, or scripts/setup_gpu.sh on a GPU"
+_FIX = "run scripts/setup.sh in a checkout, or install what README.md says of a wheel"
 TORCH = {"cpu": "2.13.0", "gpu": "2.11.0"}
 
 
@@ -34,9 +34,7 @@ def check_packages(pins: dict[str, str]) -> Iterator[Check]:
         elif have != wanted:
             others.append(f"{name} {have} (pinned {wanted})")
     if missing:
-        yield fail(
-            "packages", f"{', '.join(missing)} missing", "run scripts/setup.sh, or scripts/setup_gpu.sh on a GPU"
-        )
+        yield fail("packages", f"{', '.join(missing)} missing", _FIX)
     elif others:
         yield warn("packages", f"{len(others)} differ from their pins: {', '.join(others)}", _FIX)
     else:

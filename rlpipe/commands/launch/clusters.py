@@ -7,14 +7,12 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_section
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ConfigError, ResourceError
-
-PROJECT = Path(__file__).resolve().parents[3]
-CLUSTERS_FOLDER = PROJECT / "configs" / "clusters"
+from rlpipe.shared.project_files import CLUSTERS
 
 
 def load_cluster(name: str) -> ClusterConfig:
     """The cluster `name`: a file, or the name of one in configs/clusters. Raises ConfigError."""
-    for candidate in (Path(name), CLUSTERS_FOLDER / f"{name}.yaml"):
+    for candidate in (Path(name), CLUSTERS / f"{name}.yaml"):
         if candidate.is_file():
             return load_section(ClusterConfig, candidate)
     known = cluster_names()
@@ -25,7 +23,7 @@ def load_cluster(name: str) -> ClusterConfig:
 
 def cluster_names() -> list[str]:
     """Names in configs/clusters."""
-    return sorted(path.stem for path in CLUSTERS_FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in CLUSTERS.glob("*.yaml"))
 
 
 def check_gpus(config: Config, cluster: ClusterConfig, name: str) -> None:

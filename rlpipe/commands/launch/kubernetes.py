@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from rlpipe.commands.launch.clusters import PROJECT
 from rlpipe.config.cluster import ClusterConfig, KubernetesConfig
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.project_files import REQUIREMENTS, SCRIPTS
 
-TEMPLATE = PROJECT / "scripts" / "kubernetes" / "rayjob.yaml"
+TEMPLATE = SCRIPTS / "kubernetes" / "rayjob.yaml"
 _GPU = "nvidia.com/gpu"
 _LONGEST_NAME = 47  # KubeRay adds suffixes to it, and a label has at most 63 characters
 
@@ -76,7 +76,7 @@ def _name(run: str) -> str:
 
 def _ray_version() -> str:
     """The one that docker/Dockerfile.gpu installs."""
-    for line in (PROJECT / "requirements" / "gpu.txt").read_text().splitlines():
+    for line in (REQUIREMENTS / "gpu.txt").read_text().splitlines():
         if line.startswith("ray=="):
             return line.removeprefix("ray==").strip()
     raise ConfigError("requirements/gpu.txt has no line `ray==VERSION`, which the manifest's rayVersion is taken from")
