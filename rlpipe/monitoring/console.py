@@ -41,7 +41,7 @@ class Console:
         self._said_seconds = time.monotonic()
         self._task_start_seconds = time.monotonic()
         self._first_progress: TaskProgress | None = None
-        self._phase_seconds: dict[str, float] = {}
+        self._phase_seconds: dict[tuple[int, str], float] = {}
         self._usual_seconds: float | None = None
 
     def say(self, text: str) -> None:
@@ -73,20 +73,23 @@ class Console:
         raise_if_requested()
         text = f"iteration {iteration}/{self._iterations}  {name}"
         self._begin(text)
-        self._usual_seconds = self._phase_seconds.get(name)
+        self._usual_seconds = self._phase_seconds.get((iteration - 1, name))
         if self._rich.is_terminal:
             with self._live(text + self._run_left()):
                 yield
         else:
             yield
-        self._phase_seconds[name] = time.monotonic() - self._task_start_seconds
+        # A phase may be entered twice, as `rollout` is to wait for what runs ahead: the longer stay is the phase.
+        seconds = max(self._phase_seconds.get((iteration, name), 0.0), time.monotonic() - self._task_start_seconds)
+        self._phase_seconds[iteration, name] = seconds
+        self._phase_seconds.pop((iteration - 2, name), None)
 
     def progress(self, progress: TaskProgress) -> None:
         """Show how far the running task is; without a terminal, now and then and only what has changed."""
         if self._first_progress is None:
             self._first_progress = progress
         if self._status is not None:
-            self._status.update(self._line(self._progress_text(progress) + self._run_left()))
+            self._status.update(self._line(self._progress_text(progress, self._rich.width - 3, self._run_left())))
         elif not self._rich.is_terminal and time.monotonic() - self._said_seconds > _SAY_EVERY_SECONDS:
             state = f"{self._text} {progress}"
             if state != self._said:
@@ -122,7 +125,8 @@ class Console:
         line.truncate(max(1, self._rich.width - 3), overflow="ellipsis")
         return line
 
-    def _progress_text(self, progress: TaskProgress) -> str:
+    def _progress_text(self, progress: TaskProgress, width: int = 1000, end: str = "") -> str:
+        """With `end`, and with as many of the figures as `width` characters take, the longest response going first."""
         elapsed = time.monotonic() - self._task_start_seconds
         parts = [f"{self._text}  {progress.finished:,}/{progress.wanted:,}"]
         if progress.tokens:
@@ -133,7 +137,12 @@ class Console:
         left = self._seconds_left(progress, elapsed)
         if left is not None:
             parts.append(f"about {duration_text(left)} left")
-        return " · ".join(parts)
+        droppable = [
+            part for start in ("longest", f"{progress.tokens:,} tok") for part in parts if part.startswith(start)
+        ]
+        while droppable and len(" · ".join(parts) + end) > width:
+            parts.remove(droppable.pop(0))
+        return " · ".join(parts) + end
 
     def _seconds_left(self, progress: TaskProgress, elapsed: float) -> float | None:
         """By what is finished, once that is enough to tell; before, by what the same phase took last time."""

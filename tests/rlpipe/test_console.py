@@ -56,7 +56,12 @@ def test_progress_tells_tokens_speed_and_time_left():
     assert text.startswith("iteration 3/10  rollout  25/100 · 5,000 tokens · ")
     assert "longest 321 · about 30 s left" in text
     assert "tok/s" in text
-    assert console._phase_seconds["rollout"] >= 10
+    narrow = console._progress_text(TaskProgress(25, 100, tokens=5000, longest_tokens=321), 75, " (run)")
+    assert "longest" not in narrow and "tok/s" in narrow and narrow.endswith("left (run)") and len(narrow) <= 75
+    with console.phase(3, "rollout"):
+        pass  # entered again, for a moment
+    with console.phase(4, "rollout"):
+        assert "about 10 s left" in console._progress_text(TaskProgress(0, 100))
 
 
 def test_a_log_file_gets_no_line_twice():

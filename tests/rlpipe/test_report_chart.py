@@ -12,6 +12,7 @@ from rlpipe.monitoring.report.axis import tick_text, value_axis
 from rlpipe.monitoring.report.chart import Curve, chart
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.series import LIGHT, label, slot
+from rlpipe.shared.phases import PHASES
 
 
 def test_lines_leave_out_what_is_not_finite_and_escape_their_names():
@@ -95,9 +96,7 @@ def test_every_series_of_the_dashboards_has_a_name_and_phases_have_colours_of_th
     metrics = [metric for group in GROUPS for panel in group.panels for metric in panel.metrics]
     for metric in metrics:
         assert label(metric) and "/" not in label(metric).replace("TFLOP/s", "") and 0 <= slot(metric) < len(LIGHT)
-    shown = [
-        slot(f"time/{name}_seconds") for name in ("rollout", "forward", "backward", "optimizer", "weight_sync", "eval")
-    ]
+    shown = [slot(f"time/{name}_seconds") for name in (*PHASES, "unaccounted")]
     assert len(set(shown)) == len(shown)
 
 

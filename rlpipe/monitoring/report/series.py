@@ -23,6 +23,10 @@ LIGHT = (
     "#4f9d69",
     "#9a6fb0",
     "#8a8f98",
+    "#a3874b",
+    "#4a7c8c",
+    "#b58a9e",
+    "#6b6f3a",
 )  # fmt: skip
 DARK = (
     "#7aa7e8",
@@ -39,8 +43,12 @@ DARK = (
     "#95d6ac",
     "#c9a8dc",
     "#a9afb9",
+    "#d6bd85",
+    "#86b4c2",
+    "#e0bccd",
+    "#b3b777",
 )  # fmt: skip
-_OTHER = len(LIGHT) - 1
+_OTHER = 13
 
 _PHASE_SLOTS = {
     "rollout": 0,
@@ -56,6 +64,11 @@ _PHASE_SLOTS = {
     "weight_sync": 1,
     "eval": 3,
     "checkpoint": 9,
+    "unaccounted": 13,
+    "advantage": 14,
+    "pack": 15,
+    "tracking": 16,
+    "data": 17,
 }
 
 _PHASE_NAMES = {
