@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import faulthandler
-import json
 import os
 import signal
 import socket
@@ -17,13 +16,12 @@ from typing import Any
 import psutil
 
 from rlpipe.model.hub import model_folder
-from rlpipe.shared.errors import EngineFailure, RolloutError, WeightSyncError
+from rlpipe.shared.errors import EngineFailure, RolloutError
 from rlpipe.shared.expert_routes import Routes
-from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
-from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup
+from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_memory import EngineMemory
@@ -52,7 +50,7 @@ from rollout.sglang_patches.first_token import FirstToken
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import VERIFY_VARIABLE
-from rollout.weights.update_messages import Answer, plan_fields
+from rollout.weights.weight_requests import WeightRequests
 
 relies_on(
     "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
@@ -93,6 +91,7 @@ class Engine:
         self._address = register_worker(f"engine {setup.index}")
         self._sglang: Any = None
         self._batches: RequestBatches
+        self._weights: WeightRequests
         self._progress: Progress
         self._version = 0
         self._usage = UsageClock()
@@ -139,6 +138,7 @@ class Engine:
         try:
             self._sglang = start_sglang(setup.instance, arguments)
             self._batches = RequestBatches(self._sglang.tokenizer_manager)
+            self._weights = WeightRequests(setup.index, self._sglang.tokenizer_manager, self._call)
             self._progress = Progress(self._sglang.tokenizer_manager.rid_to_state)
         except Exception as error:
             await self.stop()
@@ -230,32 +230,10 @@ class Engine:
 
     async def join_weight_group(self, group: WeightGroup, rank: int) -> None:
         """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
-        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
-
-        if group.backend == BUFFERS:
-            address, port = json.dumps(group.addresses), group.port
-        else:
-            address, port = Endpoint(group.address_of(0), group.port, group.key).reach()
-        request = InitWeightsUpdateGroupReqInput(
-            master_address=address,
-            master_port=port,
-            rank_offset=rank,
-            world_size=group.world_size,
-            group_name=group.name,
-            backend=group.backend,
-        )
-        joined, message = await self._call(self._sglang.tokenizer_manager.init_weights_update_group(request, None))
-        if not joined:
-            raise WeightSyncError(
-                f"engine {self._setup.index} could not join weight group {group.name!r} at "
-                f"{', '.join(group.addresses)}:{group.port}: {message}"
-            )
+        await self._weights.join(group, rank)
 
     async def leave_weight_group(self, name: str) -> None:
-        from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
-
-        request = DestroyWeightsUpdateGroupReqInput(group_name=name)
-        await self._call(self._sglang.tokenizer_manager.destroy_weights_update_group(request, None))
+        await self._weights.leave(name)
 
     async def receive(
         self, plan: tuple[WeightBucket, ...], version: int, group_name: str, in_flight: bool
@@ -270,7 +248,7 @@ class Engine:
             begin = time.perf_counter()
             await self._wait_until_idle()
             self._pause.hold()
-            checksums = await self._receive_buckets(plan, version, group_name)
+            checksums = await self._weights.receive(plan, version, group_name)
             self._version = version
             self._pause.release()
         self._usage.note_span("weight_sync", begin)
@@ -429,25 +407,6 @@ class Engine:
         if self._death is not None:
             raise self._death
         return task.result()
-
-    async def _receive_buckets(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> tuple[str, ...]:
-        """Has SGLang's processes receive everything; returns the checksums, if they are asked for."""
-        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
-
-        names, dtypes, shapes = plan_fields(plan)
-        request = UpdateWeightsFromDistributedReqInput(
-            names=names,
-            dtypes=dtypes,
-            shapes=shapes,
-            group_name=group_name,
-            load_format="flattened_bucket",
-            flush_cache=False,  # it is empty, see _wait_until_idle
-        )
-        _, message = await self._call(self._sglang.tokenizer_manager.update_weights_from_distributed(request, None))
-        answer = Answer.of_text(message)
-        if problem := answer.failure or answer.disagreement:
-            raise WeightSyncError(f"engine {self._setup.index} could not load version {version}: {problem}")
-        return answer.checksums
 
     def _longest_request(self) -> int:
         """SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens)."""

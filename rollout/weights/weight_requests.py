@@ -1,0 +1,68 @@
+"""What an engine asks of SGLang about weights: to join and leave groups, and to receive an update."""
+
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.guarded_port import Endpoint
+from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup
+from rollout.weights.update_messages import Answer, plan_fields
+
+
+class WeightRequests:
+    """Of engine `index`. call: awaits an answer of SGLang's `manager`, or raises when SGLang dies."""
+
+    def __init__(self, index: int, manager: Any, call: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]) -> None:
+        self._index = index
+        self._manager = manager
+        self._call = call
+
+    async def join(self, group: WeightGroup, rank: int) -> None:
+        """Raises WeightSyncError when a rank could not join."""
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        if group.backend == BUFFERS:
+            address, port = json.dumps(group.addresses), group.port
+        else:
+            address, port = Endpoint(group.address_of(0), group.port, group.key).reach()
+        request = InitWeightsUpdateGroupReqInput(
+            master_address=address,
+            master_port=port,
+            rank_offset=rank,
+            world_size=group.world_size,
+            group_name=group.name,
+            backend=group.backend,
+        )
+        joined, message = await self._call(self._manager.init_weights_update_group(request, None))
+        if not joined:
+            raise WeightSyncError(
+                f"engine {self._index} could not join weight group {group.name!r} at "
+                f"{', '.join(group.addresses)}:{group.port}: {message}"
+            )
+
+    async def leave(self, name: str) -> None:
+        from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
+
+        request = DestroyWeightsUpdateGroupReqInput(group_name=name)
+        await self._call(self._manager.destroy_weights_update_group(request, None))
+
+    async def receive(self, plan: tuple[WeightBucket, ...], version: int, group_name: str) -> tuple[str, ...]:
+        """Has all ranks receive everything, while SGLang is idle and its cache empty; returns the checksums, if they
+        are asked for. Raises WeightSyncError when a rank could not load a bucket, or received other bytes."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+        names, dtypes, shapes = plan_fields(plan)
+        request = UpdateWeightsFromDistributedReqInput(
+            names=names,
+            dtypes=dtypes,
+            shapes=shapes,
+            group_name=group_name,
+            load_format="flattened_bucket",
+            flush_cache=False,
+        )
+        _, message = await self._call(self._manager.update_weights_from_distributed(request, None))
+        answer = Answer.of_text(message)
+        if problem := answer.failure or answer.disagreement:
+            raise WeightSyncError(f"engine {self._index} could not load version {version}: {problem}")
+        return answer.checksums
