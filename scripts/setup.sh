@@ -34,16 +34,15 @@ choose_device() {
 }
 
 find_python() {
-  local candidate wanted candidates
-  wanted="((3, 11), (3, 12))" candidates=(python3.11 python3.12 python3)
-  [ "$device" = cpu ] || wanted="((3, 12),)" candidates=(python3.12 python3)
+  local candidate versions="3.11 3.12" candidates=(python3.11 python3.12 python3)
+  [ "$device" = cpu ] || versions=3.12 candidates=(python3.12 python3)
   for candidate in ${RLPIPE_PYTHON:-} "${candidates[@]}"; do
-    if "$candidate" -c "import sys, venv; sys.exit(sys.version_info[:2] not in $wanted)" 2>/dev/null; then
+    if "$candidate" -c "import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] not in '$versions'.split())" 2>/dev/null; then
       echo "$candidate"
       return
     fi
   done
-  echo "setup: rlpipe on a $device needs Python ${wanted//[(),]/ } with the venv module; none was found (set RLPIPE_PYTHON)" >&2
+  echo "setup: the ${device^^} environment needs Python ${versions/ / or } with the venv module; none was found (set RLPIPE_PYTHON)" >&2
   exit 2
 }
 
