@@ -48,9 +48,9 @@ def check_algorithm(config: Config) -> None:
 
 
 def _check_positions(config: Config, policy: ModelDescription) -> None:
-    if config.longest_pack_sequence_tokens > policy.max_positions:
+    if config.longest_sequence_tokens > policy.max_positions:
         raise ModelError(
-            f"sequences of up to {config.longest_pack_sequence_tokens} tokens are trained, but {config.model.path} has "
+            f"sequences of up to {config.longest_sequence_tokens} tokens are trained, but {config.model.path} has "
             f"max_position_embeddings = {policy.max_positions}: shorten prompts, responses or examples, or "
             "take a model with a longer context"
         )
