@@ -14,7 +14,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 
 from rlpipe.shared.errors import ActorError
-from rlpipe.shared.pack import Pack, sequence_multiple
+from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack_multiples import sequence_multiple
 
 Rows = NDArray[np.int64]
 

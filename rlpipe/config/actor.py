@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.pack import pack_multiple
+from rlpipe.shared.pack_multiples import pack_multiple
 
 LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
 

@@ -76,9 +76,6 @@ class SpeedsConfig(Section):
     host_memory_gigabytes_per_second: float = Field(300, gt=0)
     """Bandwidth of a node's host memory, which bounds all threads together."""
 
-    onload_gigabytes_per_second: float = Field(6.7, gt=0)
-    """Masters in float32 that a process brings back to its GPU, over all time of the phase `sleep_wake`."""
-
     weight_buffers_gigabytes_per_second: float = Field(420, gt=0)
     """Weights that pass through buffers in the memory of a shared GPU."""
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.shared.errors import ActorError
-from rlpipe.shared.pack import Pack, dummy_pack, pack_multiple, sequence_multiple
+from rlpipe.shared.pack import Pack, dummy_pack
+from rlpipe.shared.pack_multiples import pack_multiple, sequence_multiple
 
 
 @dataclass(frozen=True)

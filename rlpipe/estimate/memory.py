@@ -26,6 +26,9 @@ _LOGITS_COPIES = 5
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
 _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
+USED_SHARE_OF_SPARE = 0.8
+"""Of the memory that engines leave free after their warm-up, what a colocated actor may hold while they generate."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -156,11 +159,7 @@ def _host_parts(
     if cluster.gpus:
         here = min(processes, cluster.node.gpus)
         engines_here = min(engines, cluster.node.gpus if config.ray.colocate else cluster.node.gpus - here)
-        # Transfers use page-locked copies: gradients and parameters of what is updated on the host.
-        own = stage_parameters(model.shape, model.tied, config.actor.parallel.pipeline).on_rank(config.actor.parallel)
-        shards = max(1, processes // (config.actor.parallel.tensor * config.actor.parallel.pipeline))
-        pinned = int((4 + _BYTES[config.actor.dtype]) * own * _offloaded(config) / _experts_or(shards, config, model))
-        parts = {"optimizer": here * offloaded, "page-locked transfers": here * pinned}
+        parts = {"optimizer": here * offloaded}
     else:
         here, engines_here = processes, engines
         parts = {
@@ -175,14 +174,6 @@ def _host_parts(
         "processes": here * _ACTOR_PROCESS + engines_here * _ENGINE_PROCESS + _DRIVER,
     }
     return _present(parts)
-
-
-def _experts_or(shards: int, config: Config, model: Model) -> int:
-    """Ranks that share one rank's shard: most parameters of a model with experts are not replicated as far."""
-    experts = model_parameters(model.shape, model.tied).experts
-    if experts * 2 < model.parameters:
-        return shards
-    return max(1, config.actor.processes // (config.actor.parallel.expert * config.actor.parallel.pipeline))
 
 
 def _disk_parts(config: Config, model: Model) -> dict[str, int]:

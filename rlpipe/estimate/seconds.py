@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
-from rlpipe.estimate.memory import Memory, Model
+from rlpipe.estimate.memory import USED_SHARE_OF_SPARE, Memory, Model
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
@@ -48,8 +48,8 @@ def plan_seconds(
         "ref_logprob": forward / actor_flops if config.algorithm.kl.coefficient > 0 else 0.0,
         "old_logprob": forward / actor_flops if needs_old else 0.0,
         "forward_backward": train / actor_flops,
-        "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster),
-        "sleep_wake": _sleep_wake_seconds(config, model, cluster),
+        "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
+        "sleep_wake": _sleep_wake_seconds(config, model, cluster, memory),
         "weight_sync": _sync_seconds(config, model, cluster),
     }
     return {phase: value for phase, value in seconds.items() if value}
@@ -98,26 +98,38 @@ def _touched_parameters(model: Model, running: int) -> float:
     return total
 
 
-def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """On GPUs the states of the offloaded share on their way back to the host: the way there is hidden under
-    the passes, and the update runs at the speed of the GPU's memory. On CPUs the update alone."""
+def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:
+    """The update at the speed of the device's memory, on GPUs with the offloaded states on their way back to the host:
+    the way there is hidden under the passes, and states that stay on the device need neither."""
     actor, speeds = config.actor, cluster.speeds
     own = model.parameters / actor.processes
     if not cluster.gpus:
         most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / actor.processes
         return own / min(actor.threads * speeds.cpu_gigabytes_per_second * 1e9 / _ADAM_BYTES, most)
     state_bytes = _MASTER_BYTES + 2 * (2 if actor.optimizer.moments_dtype == "bfloat16" else 4)
-    download = own * actor.optimizer.cpu_offload_fraction * state_bytes
-    download /= cluster.network.host_to_gpu_gigabytes_per_second * 1e9
+    offloaded = own * actor.optimizer.cpu_offload_fraction * state_bytes
+    leaving = max(0.0, offloaded - max(0.0, _room_beside_engines(config, cluster, memory) - memory.actor["parameters"]))
+    download = leaving / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
     return download + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 
-def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """Where engines and actor share memory: the actor's weights come back from its masters in host memory."""
+def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:
+    """Where engines and actor share memory: the calls, and the masters on their way back to the device where the
+    actor's weights have no room beside engines."""
     if not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return 0.0
+    if cluster.gpus and memory.actor["parameters"] <= _room_beside_engines(config, cluster, memory):
+        return cluster.speeds.call_seconds
     size = model.parameters / config.actor.processes * _MASTER_BYTES  # each rank's own shard; all-gathers are quick
-    return cluster.speeds.call_seconds + size / (cluster.speeds.onload_gigabytes_per_second * 1e9)
+    return cluster.speeds.call_seconds + size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+
+
+def _room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) -> float:
+    """Bytes of a GPU that the actor may hold while engines generate."""
+    total = cluster.node.gpu_memory_gigabytes * 1e9
+    if not config.ray.shares_memory(gpus=cluster.gpus > 0):
+        return total - sum(memory.actor.values())
+    return USED_SHARE_OF_SPARE * max(0.0, total - sum(memory.engine.parts.values()))
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:

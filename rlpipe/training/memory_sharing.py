@@ -6,15 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.config.root import Config
+from rlpipe.estimate.memory import USED_SHARE_OF_SPARE
 from rlpipe.training.placement import cluster_gpus
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
     from actor.train_report import Resident
     from rollout.pool import RolloutPool
-
-_USED_SHARE_OF_SPARE = 0.8
-"""Of the memory that engines leave free after their warm-up, how much the actor may hold while they generate."""
 
 
 class MemorySharing(Protocol):
@@ -159,7 +157,7 @@ class Colocated:
 
     @property
     def _limit_bytes(self) -> int:
-        return int(_USED_SHARE_OF_SPARE * self._spare_bytes)
+        return int(USED_SHARE_OF_SPARE * self._spare_bytes)
 
     def _leave_device_to_engines(self) -> None:
         kept = self._kept

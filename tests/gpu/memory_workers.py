@@ -19,7 +19,7 @@ def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
     before, logprobs = _bits(policy), policy.logprobs([whole_batch()], "policy")[0]
     free = {}
     for held in ("all", "weights", "nothing", "weights", "all"):
-        policy.keep_resident(held)
+        policy.keep_resident(held, limit_bytes=0)
         free.setdefault(held, []).append(torch.cuda.mem_get_info()[0])
     after = policy.logprobs([whole_batch()], "policy")[0]
     same = [torch.equal(a, b) for a, b in zip(before, _bits(policy), strict=True)]

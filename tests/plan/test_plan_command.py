@@ -121,7 +121,6 @@ def test_phases_are_those_that_the_run_needs():
     [
         ("layers_share_of_peak", "forward_backward"),
         ("decoding_share_of_bandwidth", "rollout"),
-        ("onload_gigabytes_per_second", "sleep_wake"),
         ("weight_buffers_gigabytes_per_second", "weight_sync"),
     ],
 )
