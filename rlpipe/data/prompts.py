@@ -1,17 +1,16 @@
 """From rows to tokenized prompts."""
 
-import bisect
-import itertools
 import json
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
     MappedRows,
@@ -36,27 +35,10 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-class PromptTable(Sequence[Prompt]):
-    """Prompts of data sets, one after another; each is made when it is asked for."""
+class PromptTable(JoinedRows[Prompt]):
+    """Prompts of data sets."""
 
-    def __init__(self, parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> None:
-        self.parts = parts
-        self._ends = list(itertools.accumulate(len(rows.kept) for _, rows in parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | Sequence[Prompt]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        position = range(len(self))[index]  # IndexError, and counts from the end
-        part = bisect.bisect_right(self._ends, position)
-        dataset, rows = self.parts[part]
-        position -= self._ends[part - 1] if part else 0
+    def make(self, dataset: DatasetConfig, rows: MappedRows, position: int) -> Prompt:
         row = rows.row(position)
         return Prompt(
             prompt_id=f"{dataset.name}/{rows.numbers[position]}",
@@ -71,12 +53,6 @@ class PromptTable(Sequence[Prompt]):
     def digests(self) -> NDArray[np.int64]:
         """A number for each prompt, equal where the texts are."""
         return np.concatenate([rows.digests for _, rows in self.parts])
-
-    def firsts(self) -> Iterator[Prompt]:
-        """The first prompt of each data set that has any."""
-        for start, end in itertools.pairwise([0, *self._ends]):
-            if start < end:
-                yield self[start]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """From rows to supervised sequences: a prompt and its answer, or a whole conversation."""
 
-import bisect
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from rlpipe.batching import supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
     MappedRows,
@@ -31,27 +30,10 @@ if TYPE_CHECKING:
     Tokenizer = PreTrainedTokenizerBase
 
 
-class SequenceTable(Sequence[TrainingSequence]):
-    """Sequences of data sets, one after another; each is made when it is asked for."""
+class SequenceTable(JoinedRows[TrainingSequence]):
+    """Sequences of data sets."""
 
-    def __init__(self, parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> None:
-        self.parts = parts
-        self._ends = list(itertools.accumulate(len(rows.kept) for _, rows in parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @overload
-    def __getitem__(self, index: int) -> TrainingSequence: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TrainingSequence]: ...
-    def __getitem__(self, index: int | slice) -> TrainingSequence | Sequence[TrainingSequence]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        position = range(len(self))[index]  # IndexError, and counts from the end
-        part = bisect.bisect_right(self._ends, position)
-        dataset, rows = self.parts[part]
-        position -= self._ends[part - 1] if part else 0
+    def make(self, dataset: DatasetConfig, rows: MappedRows, position: int) -> TrainingSequence:
         row = rows.row(position)
         tokens, prompt = row["token_ids"], row["prompt_tokens"]
         name = f"{dataset.name}/{rows.numbers[position]}"

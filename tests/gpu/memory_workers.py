@@ -17,15 +17,18 @@ def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
     policy = trainer(path, dtype="bfloat16")
     policy.train_step([whole_batch()], SUPERVISED)
     before, logprobs = _bits(policy), policy.logprobs([whole_batch()], "policy")[0]
-    free = {}
+    free: dict[str, list[int]] = {}
+    allocated: dict[str, list[int]] = {}
     for held in ("all", "weights", "nothing", "weights", "all"):
         policy.keep_resident(held, limit_bytes=0)
         free.setdefault(held, []).append(torch.cuda.mem_get_info()[0])
+        allocated.setdefault(held, []).append(torch.cuda.memory_allocated())
     after = policy.logprobs([whole_batch()], "policy")[0]
     same = [torch.equal(a, b) for a, b in zip(before, _bits(policy), strict=True)]
     report = policy.train_step([whole_batch()], SUPERVISED)
     return {
         "free": free,
+        "allocated": allocated,
         "parameters": sum(parameter.numel() for parameter in policy.policy[0].parameters()),
         "same_weights": all(same),
         "same_logprobs": bool((logprobs == after).all()),
