@@ -1,6 +1,6 @@
 """How published figures came about: ours must explain them, not only differ from them."""
 
-import sys
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,10 @@ from rlpipe.flops import Grid, batch_lengths, model_flops, tflops_per_gpu, utili
 from rlpipe.model.hf_config import load_model_shape
 
 PROJECT = Path(__file__).parents[2]
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-import field_flops  # noqa: E402
+# By its path: a folder of benchmarks on sys.path would hide the packages `rollout` and `rewards` from all other tests.
+_SPEC = importlib.util.spec_from_file_location("field_flops", PROJECT / "benchmarks" / "field_flops.py")
+field_flops = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(field_flops)
 
 QWEN3_8B, QWEN3_5_35B = "Qwen3-8B", "Qwen3.5-35B-A3B"
 
