@@ -24,7 +24,10 @@ def install() -> None:
 def _listening_at_its_name(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_store(*, host_name: str, port: int, is_master: bool = False, **others: Any) -> Any:
         if is_master:
-            others["master_listen_fd"] = socket.create_server((host_name, port)).detach()
+            # The port was free when SGLang chose it, seconds ago. A rank that is alone has nobody to tell another one.
+            listening = socket.create_server((host_name, 0 if others.get("world_size") == 1 else port))
+            port = listening.getsockname()[1]
+            others["master_listen_fd"] = listening.detach()
         return make(host_name=host_name, port=port, is_master=is_master, **others)
 
     return make_store
