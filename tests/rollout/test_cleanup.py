@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from rollout import cleanup
 
 _OWNER = """
@@ -58,6 +60,8 @@ def test_an_engine_is_ended_from_outside_with_children_that_were_stopped_and_no_
     assert engine.stdout.readline() and other.stdout.readline()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
     try:
+        while "TMPDIR" not in psutil.Process(child.pid).environ():
+            time.sleep(0.01)  # the new program has its environment a moment after it has begun
         child.send_signal(signal.SIGSTOP)
         cleanup.end_engine(engine.pid, "test-cleanup-lost")
         engine.wait(timeout=10)  # else TimeoutExpired; they stay in the table of processes until they are waited for
