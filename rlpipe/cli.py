@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlpipe import __version__
 from rlpipe.commands.environment import make_folder_importable, set_defaults
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
@@ -21,11 +22,17 @@ from rlpipe.shared.secret_text import Secrets, hide_in_tracebacks
 if TYPE_CHECKING:
     from rlpipe.training.opening import Opening
 
+
+def example(command: str) -> str:
+    """What stands below a command's options in its help."""
+    return f"Example: {command}"
+
+
 app = typer.Typer(
     help="GRPO post-training with Ray, SGLang and Megatron-core, on a laptop CPU or a GPU cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    epilog="Start with: rlpipe doctor, then rlpipe recipes list.",
 )
 
 dashboards = typer.Typer(help="Dashboards as code.", no_args_is_help=True)
@@ -67,16 +74,30 @@ AllowChange = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A file, or a name in configs/clusters.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything that needs no cluster, then stop.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
-@app.command()
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command(epilog=example("rlpipe train configs/demo/arithmetic.yaml run.iterations=4"))
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything that needs no cluster, then stop.")
-    ] = False,
+    dry_run: DryRun = False,
     resume: Resume = False,
     resume_from: ResumeFrom = None,
     allow_change: AllowChange = None,
@@ -108,10 +129,11 @@ def train(
         _finish(run_training(settings, _opening(resume, overwrite, resume_from, allow_change)))
 
 
-@app.command()
+@app.command(epilog=example("rlpipe sft configs/demo/sft.yaml --dry-run"))
 def sft(
     config: ConfigPath,
     overrides: Overrides = None,
+    dry_run: DryRun = False,
     resume: Resume = False,
     resume_from: ResumeFrom = None,
     allow_change: AllowChange = None,
@@ -120,14 +142,17 @@ def sft(
 ) -> None:
     """Train a policy on prompts with answers, or on conversations."""
     with one_sentence(debug):
+        from rlpipe.training.sft import read_supervised_inputs
         from rlpipe.training.sft import sft as run_sft
 
-        opening = _opening(resume, overwrite, resume_from, allow_change)
-        folder = run_sft(load_config(config, overrides or []), opening)
-        typer.echo(f"run: {folder}")
+        settings = load_config(config, overrides or [])
+        if dry_run:
+            typer.echo(read_supervised_inputs(settings, resumed=False).summary)
+            return
+        typer.echo(f"run: {run_sft(settings, _opening(resume, overwrite, resume_from, allow_change))}")
 
 
-@app.command("warm-up")
+@app.command("warm-up", epilog=example("rlpipe warm-up configs/gpu/arithmetic.yaml"))
 def warm_up(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Compile every kernel of a run into the caches, on both sides, without running it."""
     with one_sentence(debug):
@@ -136,16 +161,21 @@ def warm_up(config: ConfigPath, overrides: Overrides = None, debug: Debug = Fals
         typer.echo(fill_caches(load_config(config, overrides or [])))
 
 
-@app.command("eval")
-def evaluate(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+@app.command("eval", epilog=example("rlpipe eval configs/demo/arithmetic.yaml model.path=runs/demo/policy"))
+def evaluate(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
     """Evaluate the policy at `model.path` on the evaluation sets."""
     with one_sentence(debug):
         from rlpipe.commands.evaluate import evaluate as run_evaluation
+        from rlpipe.commands.evaluate import read_evaluation_inputs
 
-        typer.echo(json.dumps(run_evaluation(load_config(config, overrides or [])), indent=2))
+        settings = load_config(config, overrides or [])
+        if dry_run:
+            typer.echo(read_evaluation_inputs(settings).summary)
+            return
+        typer.echo(json.dumps(run_evaluation(settings), indent=2))
 
 
-@app.command("export")
+@app.command("export", epilog=example("rlpipe export runs/demo@20 exported/demo-20"))
 def export_policy(
     run: Annotated[str, typer.Argument(metavar="RUN[@ITERATION]", help="Folder of a run; its newest checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
@@ -159,7 +189,7 @@ def export_policy(
         typer.echo(f"{run_export(run, output, overwrite)} -> {output}")
 
 
-@app.command()
+@app.command(epilog=example("rlpipe report runs/first runs/second"))
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run; several are compared.")],
     table: Annotated[
@@ -192,7 +222,7 @@ def report(
             typer.echo(note, err=True)
 
 
-@app.command()
+@app.command(epilog=example("rlpipe status runs/demo"))
 def status(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")], debug: Debug = False
 ) -> None:
@@ -203,7 +233,7 @@ def status(
         typer.echo(run_status(run_dir))
 
 
-@app.command()
+@app.command(epilog=example("rlpipe logs runs/demo engine --follow"))
 def logs(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     names: Annotated[
@@ -221,14 +251,14 @@ def logs(
             typer.echo(line)
 
 
-@app.command("config")
+@app.command("config", epilog=example("rlpipe config configs/recipes/qwen3_8b_dapo.yaml"))
 def show_config(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Print the resolved configuration."""
     with one_sentence(debug):
         typer.echo(resolved_yaml(load_config(config, overrides or [])), nl=False)
 
 
-@app.command()
+@app.command(epilog=example("rlpipe flops qwen3_5_35b_a3b --seqlens 8192,32768"))
 def flops(
     model: Annotated[str, typer.Argument(help="A config.json, its folder, or a name in configs/models.")],
     seqlens: Annotated[str, typer.Option(help="Real sequence lengths in tokens, separated by commas.")],
@@ -245,7 +275,7 @@ def flops(
         typer.echo(run_flops(model, parse_seqlens(seqlens), convention, as_json))
 
 
-@app.command()
+@app.command(epilog=example("rlpipe doctor configs/demo/arithmetic.yaml --quick"))
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML configuration.")] = None,
     overrides: Overrides = None,
@@ -265,7 +295,7 @@ def doctor(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=example("rlpipe plan configs/recipes/qwen3_8b_dapo.yaml --cluster local_8x80gb"))
 def plan(
     config: ConfigPath,
     cluster: ClusterName = "local_cpu",
@@ -286,7 +316,7 @@ def plan(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=example("rlpipe launch configs/recipes/qwen3_8b_dapo.yaml --cluster slurm_2x8x141gb --dry-run"))
 def launch(
     config: ConfigPath,
     cluster: ClusterName,
@@ -317,7 +347,7 @@ def list_recipes() -> None:
             typer.echo(f"{name:<{width}}  {purpose}")
 
 
-@recipes.command("copy")
+@recipes.command("copy", epilog=example("rlpipe recipes copy demo/arithmetic --to work"))
 def copy_recipe(
     name: Annotated[str, typer.Argument(help="As `rlpipe recipes list` prints it, for instance demo/arithmetic.")],
     folder: Annotated[Path, typer.Option("--to", help="Folder that gets a folder configs.")] = Path(),
@@ -347,7 +377,7 @@ def wandb_dashboard(
         typer.echo(as_json(view) if dry_run else create(view))
 
 
-@commguard.command("profile")
+@commguard.command("profile", epilog=example("rlpipe commguard profile configs/gpu/arithmetic.yaml --iterations 5"))
 def profile_collectives(
     config: ConfigPath,
     overrides: Overrides = None,

@@ -2,7 +2,7 @@
 
 from rewards.grading_pool import open_grading
 from rlpipe.config.root import Config
-from rlpipe.generation.inputs import load_inputs
+from rlpipe.generation.inputs import Inputs, load_inputs
 from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
 from rlpipe.shared.errors import ConfigError
@@ -12,11 +12,16 @@ from rlpipe.training.placement import engine_placement, ray_cluster
 from rollout.pool import RolloutPool
 
 
-def evaluate(config: Config) -> dict[str, float]:
-    """Metrics of the evaluation sets for the policy at `model.path`."""
+def read_evaluation_inputs(config: Config) -> Inputs:
+    """What `load_inputs` says. Raises ConfigError where there is no evaluation set."""
     if not config.eval.datasets:
         raise ConfigError("eval.datasets is empty: name at least one data set to evaluate on")
-    inputs = load_inputs(config)
+    return load_inputs(config)
+
+
+def evaluate(config: Config) -> dict[str, float]:
+    """Metrics of the evaluation sets for the policy at `model.path`."""
+    inputs = read_evaluation_inputs(config)
     config = inputs.config
     console = Console(config.run.iterations, to_stderr=True)
     for note in inputs.notes:

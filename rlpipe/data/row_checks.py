@@ -19,8 +19,10 @@ def row_problem(values: Any, dataset: DatasetConfig, with_label: bool = True) ->
         columns.append(("label", dataset.label_column, _label_problem))
     for role, column, problem_of in columns:
         where = f"column {column!r} (data set {dataset.name!r}, {role})"
-        if values.get(column) in (None, "", []):
-            return f"{where} is missing or empty; columns: {_columns(values)}"
+        if column not in values:
+            return f"{where} is missing; set its {role}_column to one of the columns {_columns(values)}"
+        if values[column] in (None, "", []):
+            return f"{where} is empty"
         if problem := problem_of(values[column]):
             return f"{where} {problem}"
     return None

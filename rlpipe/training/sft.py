@@ -46,6 +46,30 @@ _ALGORITHM = AlgorithmConfig(loss="sft")
 
 
 @dataclass(frozen=True)
+class SupervisedInputs:
+    """What is read before anything starts. `config`: with what was chosen by memory, as `choices` say."""
+
+    config: Config
+    settings: SupervisedConfig
+    examples: Examples
+    choices: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.examples.notes, *self.choices)
+
+    @property
+    def summary(self) -> str:
+        """What a dry run tells."""
+        examples = self.examples
+        return (
+            f"configuration, model folder and data are fine: {self.config.run.iterations} iterations of "
+            f"{self.settings.sequences_per_step} of {len(examples.sequences)} sequences ({examples.too_long} too long, "
+            f"{examples.rows_skipped} bad rows skipped)" + "".join(f"\n{note}" for note in self.notes)
+        )
+
+
+@dataclass(frozen=True)
 class SupervisedRun:
     """What outlives an actor: files, examples, Ray with its reserved resources."""
 
@@ -136,20 +160,27 @@ def _iterate(run: SupervisedSession) -> None:
     run.close()
 
 
-@contextmanager
-def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
+def read_supervised_inputs(config: Config, resumed: bool) -> SupervisedInputs:
+    """Read and check everything. Raises RlpipeError for whatever is wrong with it."""
     settings = config.sft
     if settings is None:
         raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
     if config.checkpoint.save_hf == "best":
         raise ConfigError("checkpoint.save_hf 'best' goes by an evaluation, which `rlpipe sft` has none: use 'every'")
+    prepare(config)
+    config, choices = with_memory_choices(with_pinned_models(config), resumed)
+    check_policy(config)
+    examples = load_examples(config, settings, load_tokenizer(config.model.path))
+    return SupervisedInputs(config, settings, examples, tuple(choices))
+
+
+@contextmanager
+def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
     console = Console(config.run.iterations)
     with console.task("reading model folder and data"):
-        prepare(config)
-        config, choices = with_memory_choices(with_pinned_models(config), bool(opening.resume))
-        check_policy(config)
-        examples = load_examples(config, settings, load_tokenizer(config.model.path))
-    for note in (*examples.notes, *choices):
+        inputs = read_supervised_inputs(config, bool(opening.resume))
+    config, examples = inputs.config, inputs.examples
+    for note in inputs.notes:
         console.say(note)
     opened = open_run_directory(config, opening, examples.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:
@@ -157,7 +188,7 @@ def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config, lambda: last_words(directory)))
             bundles = stack.enter_context(actor_placement(config))
-        yield SupervisedRun(config, settings, directory, console, examples, bundles)
+        yield SupervisedRun(config, inputs.settings, directory, console, examples, bundles)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_slices_cut_rows(tmp_path):
     [
         ("{broken\n", r"d.jsonl:3: not valid JSON"),
         ("[1]\n", r"d.jsonl:3: a JSON object is needed, but this is list"),
-        ('{"prompt": "x"}\n', r"d.jsonl:3: column 'label' .* is missing or empty; columns: \['prompt'\]"),
+        ('{"prompt": "x"}\n', r"d.jsonl:3: column 'label' .* is missing; set its label_column to one .*\['prompt'\]"),
         ('{"prompt": "x", "label": null}\n', r"d.jsonl:3: column 'label'"),
     ],
 )

@@ -3,14 +3,17 @@
 import json
 import socket
 
+import typer
 from typer.testing import CliRunner
 
+import rlpipe
 from rlpipe.cli import app
 from rlpipe.commands.run_logs import run_logs
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
 from rlpipe.shared.errors import EXIT_CODE
+from rlpipe.shared.project_files import ROOT
 
 
 def _run(folder, rate=0.001, iterations=3):
@@ -78,3 +81,41 @@ def test_two_runs_are_compared_on_one_page(tmp_path):
 def test_a_table_is_of_one_run(tmp_path):
     result = _called("report", tmp_path / "a", tmp_path / "b", "--table")
     assert result.exit_code == EXIT_CODE and "one run" in result.output
+
+
+def test_the_example_in_each_help_names_what_is_there():
+    """Options as the command has them; files that come along."""
+    examples = []
+    for command in _commands(typer.main.get_command(app)):
+        if command.epilog and command.epilog.startswith("Example: rlpipe "):
+            words = command.epilog.removeprefix("Example: rlpipe ").split()
+            context = typer.main.get_command(app).make_context("rlpipe", list(words), resilient_parsing=False)
+            examples.append(words)
+            assert words[0] in context.command.list_commands(context)
+            names = words[2 if words[1:2] == ["copy"] or words[0] == "commguard" else 1 :]
+            command.make_context(words[0], list(names))
+            assert all((ROOT / word).is_file() for word in names if word.endswith(".yaml")), words
+    assert len(examples) >= 14
+
+
+def _commands(group):
+    for command in group.commands.values():
+        yield from _commands(command) if hasattr(command, "commands") else [command]
+
+
+def test_the_version_is_the_packages():
+    assert _called("--version").output == f"rlpipe {rlpipe.__version__}\n"
+
+
+def test_dry_runs_of_every_way_to_run_start_nothing(tmp_path):
+    places = [f"run.directory={tmp_path}/runs", f"prepare.directory={tmp_path}/task", f"model.path={tmp_path}/m"]
+
+    def dry_run(command, config, *overrides):
+        return _called(command, ROOT / "configs" / "demo" / config, *places, *overrides, "--dry-run")
+
+    for command, config in (("sft", "sft.yaml"), ("eval", "arithmetic.yaml"), ("train", "arithmetic.yaml")):
+        result = dry_run(command, config)
+        assert result.exit_code == 0 and "are fine" in result.output, result.output
+    assert not (tmp_path / "runs").exists()
+    assert "no `sft` section" in dry_run("sft", "arithmetic.yaml").output
+    assert "eval.datasets is empty" in dry_run("eval", "arithmetic.yaml", "eval.datasets=[]").output
