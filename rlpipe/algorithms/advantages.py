@@ -1,4 +1,4 @@
-"""Advantage functions: from scores and groups to one number per response. Chosen by name, numpy only."""
+"""Advantage functions: from scores and groups to one number per episode. Chosen by name, numpy only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """What an advantage function sees of `n` responses.
+    """What an advantage function sees of `n` episodes, each of which is one response unless it has several branches.
 
     scores: float64 [n], rewards after shaping. groups: int64 [n], 0..G-1, every number in use. trained_tokens: int64
-    [n]. token_penalties: float64 [response tokens] per response to be subtracted from the reward token by token, for
+    [n]. token_penalties: float64 [response tokens] per episode to be subtracted from the reward token by token, for
     functions that keep token-level returns; None where there are none. Their sums are NOT part of `scores`.
-    token_masks: float64 [response tokens] per response, given with `token_penalties`; 1 where a token is trained.
+    token_masks: float64 [response tokens] per episode, given with `token_penalties`; 1 where a token is trained. The
+    response tokens of branches follow each other, in the order in which the policy last wrote in them.
     """
 
     scores: Scores
@@ -34,14 +35,14 @@ class ScoredBatch:
 
     @property
     def returns(self) -> Scores:
-        """Scores less the penalties of the whole response: float64 [n]."""
+        """Scores less the penalties of the whole episode: float64 [n]."""
         if self.token_penalties is None:
             return self.scores
         return self.scores - np.array([penalties.sum() for penalties in self.token_penalties])
 
 
 Advantages = Scores | tuple[Scores, ...]
-"""float64 [n], or per response float64 [response tokens]."""
+"""float64 [n], or per episode float64 [response tokens]."""
 AdvantageFunction = Callable[[ScoredBatch, AlgorithmConfig], Advantages]
 
 _REGISTRY: dict[str, AdvantageFunction] = {}

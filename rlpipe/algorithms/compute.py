@@ -10,14 +10,16 @@ from rlpipe.algorithms.advantages import Advantages, ScoredBatch, advantage_func
 from rlpipe.algorithms.shaping import KLBySample, mask_truncated, overlong_penalty
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import DataError
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 
 
 @dataclass(frozen=True)
 class AdvantageCounts:
-    """What the advantages were computed from. `equal_reward_groups` counts groups of at least two."""
+    """What the advantages were computed from. All counts but `samples` are of episodes or of groups of them;
+    `equal_reward_groups` counts groups of at least two."""
 
     samples: int
+    episodes: int
     groups: int
     failed_samples: int
     singleton_groups: int
@@ -61,22 +63,23 @@ def compute_advantages(
 ) -> AdvantageResult:
     """Shape rewards, then apply the advantage function that the configuration names.
 
-    Failed samples are left out and counted; their group goes on with the rest. kl_by_sample: the KL estimate of each
-    response token, needed where `config.kl.placement` is "reward". Raises DataError for no samples, for one without a
-    reward and for a reward that is not finite.
+    Each episode counts once, whatever the number of its branches, and its advantage goes to all of them. Failed samples
+    are left out and counted; their group goes on with the rest. kl_by_sample: the KL estimate of each response token,
+    needed where `config.kl.placement` is "reward". Raises DataError for no samples, for an episode without a reward or
+    with several, and for a reward that is not finite.
     """
-    usable = [sample for sample in samples if sample.status is not Status.FAILED]
+    usable = by_episode(sample for sample in samples if sample.status is not Status.FAILED)
     if not usable:
         raise DataError(f"no sample of {len(samples)} can be trained: all failed")
-    shaped = [mask_truncated(sample) for sample in usable] if config.overlong.mask_truncated else usable
+    shaped = [mask_truncated(episode) for episode in usable] if config.overlong.mask_truncated else usable
     length_penalties = _length_penalties(shaped, config, max_response_tokens)
     penalties = _token_penalties(shaped, config, kl_by_sample)
     batch = ScoredBatch(
         scores=_scores(shaped) + length_penalties,
         groups=group_numbers(shaped),
-        trained_tokens=np.array([sample.trained_tokens for sample in shaped], dtype=np.int64),
+        trained_tokens=np.array([sum(one.trained_tokens for one in episode) for episode in shaped], dtype=np.int64),
         token_penalties=penalties,
-        token_masks=tuple(_mask(sample) for sample in shaped) if penalties else None,
+        token_masks=tuple(map(_mask, shaped)) if penalties else None,
     )
     advantages = advantage_function(config.advantage)(batch, config)
     result = tuple(_with_advantage(shaped, advantages))
@@ -85,69 +88,93 @@ def compute_advantages(
         result,
         AdvantageCounts(
             samples=len(result),
+            episodes=len(shaped),
             groups=len(sizes),
-            failed_samples=len(samples) - len(usable),
+            failed_samples=len(by_episode(samples)) - len(usable),
             singleton_groups=int((sizes == 1).sum()),
             short_groups=int((sizes < sizes.max()).sum()),
             equal_reward_groups=int((equal_score_groups(batch.returns, batch.groups) & (sizes > 1)).sum()),
-            truncated_masked=sum(s.status is Status.TRUNCATED for s in shaped) if config.overlong.mask_truncated else 0,
+            truncated_masked=sum(map(is_truncated, shaped)) if config.overlong.mask_truncated else 0,
             overlong_penalized=int(np.count_nonzero(length_penalties)),
             kl_penalty_mean=float(np.concatenate(penalties).mean()) if penalties else 0.0,
-            advantage_abs_mean=float(np.mean([abs(sample.advantage or 0.0) for sample in result])),
+            advantage_abs_mean=float(np.mean([abs(_mean(advantage)) for advantage in advantages])),
         ),
     )
 
 
-def group_numbers(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """Each sample's group as a number, 0, 1, ... in order of first appearance: int64 [n]."""
+def group_numbers(episodes: Sequence[Episode]) -> NDArray[np.int64]:
+    """Each episode's group as a number, 0, 1, ... in order of first appearance: int64 [n]."""
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(sample.group_id, len(numbers)) for sample in samples], dtype=np.int64)
+    return np.array([numbers.setdefault(episode[0].group_id, len(numbers)) for episode in episodes], dtype=np.int64)
 
 
-def _scores(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    scores = np.empty(len(samples))
-    for i, sample in enumerate(samples):
-        if sample.reward is None or not np.isfinite(sample.reward.score):
-            raise DataError(f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score")
-        scores[i] = sample.reward.score
+def _scores(episodes: Sequence[Episode]) -> NDArray[np.float64]:
+    scores = np.empty(len(episodes))
+    for i, episode in enumerate(episodes):
+        for sample in episode:
+            if sample.reward is None or not np.isfinite(sample.reward.score):
+                raise DataError(
+                    f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score"
+                )
+            scores[i] = sample.reward.score
+        found = {sample.reward.score for sample in episode if sample.reward}
+        if len(found) > 1:
+            raise DataError(
+                f"the branches of episode {episode[0].episode} have the scores {sorted(found)}: give all of them one"
+            )
     return scores
 
 
 def _length_penalties(
-    samples: Sequence[Sample], config: AlgorithmConfig, max_response_tokens: int
+    episodes: Sequence[Episode], config: AlgorithmConfig, max_response_tokens: int
 ) -> NDArray[np.float64]:
+    """That of the longest branch."""
     overlong = config.overlong
+    longest = [max(sample.response_tokens for sample in episode) for episode in episodes]
     return np.array(
-        [
-            overlong.penalty * overlong_penalty(sample.response_tokens, max_response_tokens, overlong.buffer_tokens)
-            for sample in samples
-        ]
+        [overlong.penalty * overlong_penalty(tokens, max_response_tokens, overlong.buffer_tokens) for tokens in longest]
     )
 
 
 def _token_penalties(
-    samples: Sequence[Sample], config: AlgorithmConfig, kl_by_sample: KLBySample | None
+    episodes: Sequence[Episode], config: AlgorithmConfig, kl_by_sample: KLBySample | None
 ) -> tuple[NDArray[np.float64], ...] | None:
-    """The coefficient times the KL of each response token; 0 for tokens that the policy did not choose."""
+    """The coefficient times the KL of each response token, branch after branch; 0 for tokens that are not trained."""
     if config.kl.coefficient == 0 or config.kl.placement != "reward":
         return None
     if kl_by_sample is None:
         raise DataError("algorithm.kl.placement is 'reward' but no KL was given: run the reference pass before grading")
+    samples = [sample for episode in episodes for sample in episode]
     missing = [sample.sample_id for sample in samples if sample.sample_id not in kl_by_sample]
     if missing:
         raise DataError(f"{len(missing)} samples have no KL to the reference, the first is {missing[0]}")
-    return tuple(config.kl.coefficient * kl_by_sample[sample.sample_id] * _mask(sample) for sample in samples)
+    return tuple(
+        config.kl.coefficient * np.concatenate([kl_by_sample[sample.sample_id] for sample in episode]) * _mask(episode)
+        for episode in episodes
+    )
 
 
-def _mask(sample: Sample) -> NDArray[np.float64]:
-    return np.array(sample.loss_mask, dtype=np.float64)
+def _mask(episode: Episode) -> NDArray[np.float64]:
+    return np.array([entry for sample in episode for entry in sample.loss_mask], dtype=np.float64)
 
 
-def _with_advantage(samples: Sequence[Sample], advantages: Advantages) -> list[Sample]:
-    """`advantage` per response; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
+def _with_advantage(episodes: Sequence[Episode], advantages: Advantages) -> list[Sample]:
+    """`advantage` per sample; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
     if isinstance(advantages, np.ndarray):
-        return [replace(sample, advantage=float(value)) for sample, value in zip(samples, advantages, strict=True)]
+        return [
+            replace(sample, advantage=float(value))
+            for episode, value in zip(episodes, advantages, strict=True)
+            for sample in episode
+        ]
     return [
-        replace(sample, advantage=float(values.mean()) if len(values) else 0.0, token_advantages=tuple(values.tolist()))
-        for sample, values in zip(samples, advantages, strict=True)
+        replace(sample, advantage=_mean(own), token_advantages=tuple(own.tolist()))
+        for episode, values in zip(episodes, advantages, strict=True)
+        for sample, own in zip(
+            episode, np.split(values, np.cumsum([one.response_tokens for one in episode])[:-1]), strict=True
+        )
     ]
+
+
+def _mean(advantage: NDArray[np.float64] | np.float64) -> float:
+    """Of an episode, which has one value or one for each token."""
+    return float(np.mean(advantage)) if np.size(advantage) else 0.0

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.shared.kl import kl_estimate
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Episode, Sample, is_truncated
 
 
 def overlong_penalty(response_tokens: int, max_response_tokens: int, buffer_tokens: int) -> float:
@@ -21,11 +21,11 @@ def overlong_penalty(response_tokens: int, max_response_tokens: int, buffer_toke
     return max(-1.0, -over / buffer_tokens)
 
 
-def mask_truncated(sample: Sample) -> Sample:
-    """Overlong filtering (DAPO, section 3.4): no loss on a truncated response; its score counts."""
-    if sample.status is not Status.TRUNCATED:
-        return sample
-    return replace(sample, loss_mask=(0,) * sample.response_tokens)
+def mask_truncated(episode: Episode) -> Episode:
+    """Overlong filtering (DAPO, section 3.4): no loss on an episode of which a part was cut off; its score counts."""
+    if not is_truncated(episode):
+        return episode
+    return tuple(replace(sample, loss_mask=(0,) * sample.response_tokens) for sample in episode)
 
 
 def mask_off_policy(sample: Sample, version: int) -> Sample:

@@ -25,6 +25,12 @@ class TrainingSequence:
     advantages: NDArray[np.float32]
     rollout_logprobs: NDArray[np.float32]
     temperature: float = 1.0
+    episode_id: str = ""
+
+    @property
+    def episode(self) -> str:
+        """Names the episode; a sequence without one is an episode of its own."""
+        return self.episode_id or self.sequence_id
 
     @property
     def tokens(self) -> int:
@@ -57,6 +63,7 @@ def sequence_of(sample: Sample) -> TrainingSequence:
         advantages=_predicting(advantages, prompt, response),
         rollout_logprobs=_predicting(sample.rollout_logprobs, prompt, response),
         temperature=sample.temperature,
+        episode_id=sample.episode_id,
     )
 
 

@@ -151,10 +151,16 @@ def _steps(sequences: Sequence[TrainingSequence], updates: int) -> list[list[Tra
 
 
 def _weights(step: Sequence[TrainingSequence], aggregation: Aggregation, norm_tokens: int) -> NDArray[np.float64]:
-    numbers: dict[str, int] = {}
-    groups = np.array([numbers.setdefault(sequence.group_id, len(numbers)) for sequence in step])
+    groups = _numbers([sequence.group_id for sequence in step])
+    episodes = _numbers([sequence.episode for sequence in step])
     trained = np.array([sequence.trained_tokens for sequence in step])
-    return sequence_weights(trained, groups, aggregation, norm_tokens)
+    return sequence_weights(trained, groups, aggregation, norm_tokens, episodes)
+
+
+def _numbers(names: Sequence[str]) -> NDArray[np.int64]:
+    """Each name as a number, 0, 1, ... in order of first appearance: int64 [n]."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def _lay(

@@ -114,8 +114,11 @@ class AlgorithmConfig(Section):
     dual_clip: float = Field(3.0, gt=1)
     """Bound of the ratio for negative advantages, used by the loss "ppo_dual_clip" (arXiv 1912.09729)."""
 
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum_norm", "group_mean"] = "token_mean"
-    """How token losses become one number; the denominator is global over the optimizer step."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum_norm", "episode_mean", "group_mean"] = (
+        "token_mean"
+    )
+    """How token losses become one number; the denominator is global over the optimizer step. With `episode_mean` each
+    episode weighs the same, however many turns and branches it has."""
 
     kl: KLConfig = KLConfig()
     """KL penalty against the reference policy."""

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.named_function import call_problem, named_function
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Sample, Status, by_episode, is_truncated
 
 GroupFilter = Callable[[Sequence[Sample]], str | None]
-"""None keeps the graded group; a word says why it is dropped, and is counted."""
+"""Of the samples of all episodes of a graded group. None keeps it; a word says why it is dropped, and is counted."""
 
 
 def equal_rewards(samples: Sequence[Sample]) -> str | None:
@@ -17,8 +17,8 @@ def equal_rewards(samples: Sequence[Sample]) -> str | None:
 
 
 def truncated(samples: Sequence[Sample]) -> str | None:
-    """Drops groups whose responses all met the token limit."""
-    return "truncated" if all(sample.status is Status.TRUNCATED for sample in samples) else None
+    """Drops groups whose episodes all met the token limit."""
+    return "truncated" if all(map(is_truncated, by_episode(samples))) else None
 
 
 FILTERS: Mapping[str, GroupFilter] = {"equal_rewards": equal_rewards, "truncated": truncated}

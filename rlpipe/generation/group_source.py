@@ -13,45 +13,46 @@ from rlpipe.generation.meter import GradingMeter
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.monitoring.console import TaskProgress
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Episode, Sample, Status
 from rollout.partial_response import PartialResponse
 
 
 @dataclass(frozen=True)
 class Responded:
-    """What became of a request: an ungraded sample, or, where the engines were told to abort, a partial response."""
+    """What became of a request: an episode that may be graded already, or, where the engines were told to abort, none
+    and a partial response."""
 
-    sample: Sample | None
+    episode: Episode | None
     partial: PartialResponse = PartialResponse()
 
 
 _LOOK_SECONDS = 0.2
 
 Respond = Callable[[PromptRequest, PartialResponse], Awaitable[Responded]]
-Grade = Callable[[Sample], Awaitable[Sample]]
+Grade = Callable[[Episode], Awaitable[Episode]]
 TakeGroup = Callable[[], tuple[int, list[PromptRequest]]]
 
 
 @dataclass
 class Group:
-    """The requests to one prompt and what has come of them. `number` counts prompts since the run began."""
+    """The requests to one prompt and their episodes so far. `number` counts prompts since the run began."""
 
     number: int
     requests: list[PromptRequest]
-    samples: dict[str, Sample] = field(default_factory=dict)
+    episodes: dict[str, Episode] = field(default_factory=dict)
     partial: dict[str, PartialResponse] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[PromptRequest]:
-        return [request for request in self.requests if request.sample_id not in self.samples]
+        return [request for request in self.requests if request.sample_id not in self.episodes]
 
     def in_order(self) -> list[Sample]:
-        return [self.samples[request.sample_id] for request in self.requests]
+        return [sample for request in self.requests for sample in self.episodes[request.sample_id]]
 
     @property
     def oldest_version(self) -> int | None:
         """Of the weights that sampled the oldest token; None where there is none yet."""
-        spans = [span for sample in self.samples.values() for span in sample.versions]
+        spans = [span for episode in self.episodes.values() for sample in episode for span in sample.versions]
         spans += [span for partial in self.partial.values() for span in partial.versions]
         return min((span.version for span in spans), default=None)
 
@@ -171,14 +172,14 @@ class GroupSource:
         return sorted(group.number for group in groups)
 
     def progress(self, iteration: int) -> TaskProgress:
-        """Samples of `iteration` that are there, and wanted. To be called from any thread, for display."""
+        """Episodes of `iteration` that are there, and wanted. To be called from any thread, for display."""
         quota = self._quotas.get(self._key(iteration))
         finished = [] if quota is None else list(quota.finished)
         running = list(self._tasks.values())
         wanted = self._config.prompts_per_iteration * self._config.samples_per_prompt
-        samples = [sample for group in (*finished, *running) for sample in list(group.samples.values())]
-        lengths = [len(sample.response_ids) for sample in samples]
-        return TaskProgress(min(len(samples), wanted), wanted, sum(lengths), max(lengths, default=0))
+        episodes = [episode for group in (*finished, *running) for episode in list(group.episodes.values())]
+        lengths = [len(sample.response_ids) for episode in episodes for sample in episode]
+        return TaskProgress(min(len(episodes), wanted), wanted, sum(lengths), max(lengths, default=0))
 
     def _key(self, iteration: int) -> int:
         return iteration if self._in_order else 0
@@ -242,16 +243,17 @@ class GroupSource:
     async def _one(self, group: Group, request: PromptRequest, partial: PartialResponse) -> None:
         with self._meter.generating():
             responded = await self._respond(request, partial)
-        if responded.sample is None:
+        episode = responded.episode
+        if episode is None:
             group.partial[request.sample_id] = responded.partial
             self._tokens += len(responded.partial.token_ids) - len(partial.token_ids)
             return
-        self._tokens += responded.sample.trained_tokens - len(partial.token_ids)
-        if responded.sample.status is Status.FAILED:
+        self._tokens += sum(sample.trained_tokens for sample in episode) - len(partial.token_ids)
+        if all(sample.status is Status.FAILED for sample in episode):
             self._counts["failed"] += 1
-            group.samples[request.sample_id] = responded.sample
+            group.episodes[request.sample_id] = episode
         else:
-            group.samples[request.sample_id] = await self._grade(responded.sample)
+            group.episodes[request.sample_id] = await self._grade(episode)
 
     def _replace(self, quota: _Quota) -> None:
         """Begin groups until enough are in flight or finished, as far as `max_groups_factor` allows."""

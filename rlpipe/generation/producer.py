@@ -20,7 +20,7 @@ from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.monitoring.console import Console, TaskProgress
 from rlpipe.shared.errors import RlpipeError, RolloutError
 from rlpipe.shared.interrupts import raise_if_requested
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Episode, Sample, Status, by_episode
 from rollout.client import EngineClient
 from rollout.partial_response import PartialResponse
 from rollout.pool import RolloutPool
@@ -91,20 +91,20 @@ class Rollouts:
         self._wait(self._source.wait_for_running())
 
     def run(self, requests: Sequence[PromptRequest]) -> list[Sample]:
-        """One sample for each of `requests`, in their order: graded, unless it failed."""
-        there: list[Sample] = []
+        """The samples of one episode for each of `requests`, in their order: graded, unless it failed."""
+        there: list[Episode] = []
 
-        async def one(request: PromptRequest) -> Sample:
-            sample = (await self._respond(request, PartialResponse())).sample
-            if sample is None:
+        async def one(request: PromptRequest) -> Episode:
+            episode = (await self._respond(request, PartialResponse())).episode
+            if episode is None:
                 raise RolloutError(f"sample {request.sample_id} was interrupted, which no evaluation should be")
-            if sample.status is not Status.FAILED:
-                sample = await self._grade(sample)
-            there.append(sample)
-            return sample
+            if not _failed(episode):
+                episode = await self._grade(episode)
+            there.append(episode)
+            return episode
 
         async def all_of_them() -> list[Sample]:
-            return await asyncio.gather(*map(one, requests))
+            return [sample for episode in await asyncio.gather(*map(one, requests)) for sample in episode]
 
         return self._wait(all_of_them(), lambda: self._with_running(_finished(there, len(requests))))
 
@@ -115,7 +115,7 @@ class Rollouts:
 
     def grading_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         """How the samples were graded, with the time-outs and errors since the last call."""
-        graded = [sample.reward for sample in samples if sample.reward]
+        graded = [episode[0].reward for episode in by_episode(samples) if episode[0].reward]
         return rewards.reward_metrics.summarize(graded, self._grading.take_failures())
 
     def take_grading_failures(self) -> int:
@@ -191,10 +191,14 @@ class Rollouts:
             raise
         except Exception:  # a user's function: it costs its sample, is counted and told
             self._failures.append(f"sample {request.sample_id}: {traceback.format_exc()}")
-            return Responded(failed_sample(request))
-        return Responded(conversation.sample())
+            return Responded((failed_sample(request),))
+        return Responded((conversation.sample(),))
 
-    async def _grade(self, sample: Sample) -> Sample:
+    async def _grade(self, episode: Episode) -> Episode:
+        """With the reward of the text that the policy wrote last in all its branches, unless it has one already."""
+        sample = episode[-1]
+        if sample.reward is not None:
+            return episode
         spec = self._inputs.chooser.choose(sample.prompt)
         future = self._grading.submit(
             sample.sample_id,
@@ -205,11 +209,12 @@ class Rollouts:
             facts=rewards.facts_of(sample),
         )
         reward = await asyncio.wrap_future(future)
-        return replace(sample, reward=reward)
+        return tuple(replace(branch, reward=reward) for branch in episode)
 
     def _check_failures(self, samples: Sequence[Sample]) -> None:
         failures, self._failures = self._failures, []
-        share = sum(sample.status is Status.FAILED for sample in samples) / len(samples)
+        episodes = by_episode(samples)
+        share = sum(map(_failed, episodes)) / len(episodes)
         if share > self._config.rollout.generate.max_failed_share:
             reason = f"; the last one: {failures[-1]}" if failures else ": they have no tokens"
             raise RolloutError(
@@ -220,9 +225,13 @@ class Rollouts:
             self._console.say(f"{len(failures)} samples failed; the last one: {failures[-1]}")
 
 
-def _finished(samples: Sequence[Sample], wanted: int) -> TaskProgress:
-    lengths = [len(sample.response_ids) for sample in samples]
-    return TaskProgress(len(lengths), wanted, sum(lengths), max(lengths, default=0))
+def _failed(episode: Episode) -> bool:
+    return all(sample.status is Status.FAILED for sample in episode)
+
+
+def _finished(episodes: Sequence[Episode], wanted: int) -> TaskProgress:
+    lengths = [len(sample.response_ids) for episode in episodes for sample in episode]
+    return TaskProgress(len(episodes), wanted, sum(lengths), max(lengths, default=0))
 
 
 def failed_sample(request: PromptRequest) -> Sample:

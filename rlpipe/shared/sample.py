@@ -4,7 +4,7 @@ Samples are immutable; each stage returns new ones (`dataclasses.replace`). Toke
 again between rollout and training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -57,11 +57,18 @@ class Reward:
 
 @dataclass(frozen=True)
 class Sample:
-    """One response of a group.
+    """One token sequence that answers a prompt: an episode of a group, or one branch of an episode.
+
+    An episode is all that one request to a prompt led to. It is one sample unless its context was rewritten on the
+    way (edited messages, parallel agents); then it is a tree of token sequences, and each of its leaves, a branch, is a
+    sample: `episode_id` is what they share ("": the sample is its own episode), `prompt.token_ids` is what stands
+    before the first token that the policy wrote in it, `reward` is that of the episode in all of them. Of tokens that
+    lie in several branches one is trained; in the others their `loss_mask` is 0 and `shared_tokens` counts them.
 
     `loss_mask` and `rollout_logprobs` have one entry per response token; `loss_mask` is 0 for tokens the policy did
-    not choose (tool output). `rollout_logprobs` are natural logarithms of the engine's softmax at `temperature`, before
-    top-k and top-p. `group_id` names the prompt occurrence: samples of one group share it and nothing else does.
+    not choose (tool output) or that another branch trains. `rollout_logprobs` are natural logarithms of the engine's
+    softmax at `temperature`, before top-k and top-p. `group_id` names the prompt occurrence: samples of one group share
+    it and nothing else does.
     `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is set only
     by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that the engine chose,
     where they are replayed: int16 [prompt + response - 1, layers, experts per token].
@@ -82,7 +89,14 @@ class Sample:
     advantage: float | None = None
     token_advantages: tuple[float, ...] | None = None
     routes: "Routes | None" = field(default=None, compare=False)
+    episode_id: str = ""
+    shared_tokens: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def episode(self) -> str:
+        """Names the episode; a single sample is one of its own."""
+        return self.episode_id or self.sample_id
 
     @property
     def prompt_tokens(self) -> int:
@@ -104,3 +118,20 @@ class Sample:
     @property
     def oldest_version(self) -> int:
         return min(span.version for span in self.versions)
+
+
+Episode = tuple[Sample, ...]
+"""The branches of one episode, in the order in which the policy last wrote in them. Most have one."""
+
+
+def by_episode(samples: Iterable[Sample]) -> list[Episode]:
+    """The episodes of `samples`, in the order in which they first appear."""
+    episodes: dict[str, list[Sample]] = {}
+    for sample in samples:
+        episodes.setdefault(sample.episode, []).append(sample)
+    return list(map(tuple, episodes.values()))
+
+
+def is_truncated(episode: Episode) -> bool:
+    """Whether a limit cut any branch off, so that what the policy did in the end says little of what it would do."""
+    return any(sample.status is Status.TRUNCATED for sample in episode)

@@ -8,7 +8,7 @@ from rlpipe.config.data import EvalDatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.generation.producer import Rollouts
 from rlpipe.generation.prompt_requests import requests_for_prompts
-from rlpipe.shared.sample import Prompt, Sample
+from rlpipe.shared.sample import Prompt, Sample, by_episode
 from rollout.requests import SamplingParameters
 
 
@@ -43,15 +43,17 @@ class Evaluation:
 
 
 def score(samples: Sequence[Sample]) -> dict[str, float]:
-    """Accuracy, mean reward and length; pass@k for k = 2, 4, ... where problems have several answers."""
+    """Accuracy and mean reward of the episodes, mean length of their samples; pass@k for k = 2, 4, ... where problems
+    have several answers."""
     groups: dict[str, list[bool]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.group_id].append(sample.reward is not None and sample.reward.correct is True)
-    count = len(samples)
+    episodes = [episode[0] for episode in by_episode(samples)]
+    for episode in episodes:
+        groups[episode.group_id].append(episode.reward is not None and episode.reward.correct is True)
+    count = len(episodes)
     metrics = {
         "accuracy": sum(map(sum, groups.values())) / count,
-        "reward_mean": sum(sample.reward.score for sample in samples if sample.reward) / count,
-        "response_tokens_mean": sum(sample.response_tokens for sample in samples) / count,
+        "reward_mean": sum(episode.reward.score for episode in episodes if episode.reward) / count,
+        "response_tokens_mean": sum(sample.response_tokens for sample in samples) / len(samples),
     }
     answers = min(map(len, groups.values()))
     k = 2

@@ -4,26 +4,31 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from rlpipe.generation.group_source import Batch
-from rlpipe.shared.sample import Sample, Status
+from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 from rollout.requests import EngineUsage
 
 
 def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
     """What was generated and how it was graded. `version`: the weights that the engines hold now."""
-    scores = [sample.reward.score for sample in samples if sample.reward]
-    verdicts = [sample.reward.correct for sample in samples if sample.reward and sample.reward.correct is not None]
+    episodes = by_episode(samples)
+    rewards = [episode[0].reward for episode in episodes if episode[0].reward]
+    scores = [reward.score for reward in rewards]
+    verdicts = [reward.correct for reward in rewards if reward.correct is not None]
     lengths = [sample.response_tokens for sample in samples]
     spans = [span for sample in samples for span in sample.versions]
     metrics = {
         "rollout/samples_count": float(len(samples)),
-        "rollout/failed_count": float(sum(sample.status is Status.FAILED for sample in samples)),
+        "rollout/episodes_count": float(len(episodes)),
+        "rollout/failed_count": float(sum(episode[0].status is Status.FAILED for episode in episodes)),
         "rollout/reward_mean": fmean(scores),
         "rollout/reward_std": pstdev(scores),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": float(max(lengths)),
-        "rollout/truncated_share": fmean(sample.status is Status.TRUNCATED for sample in samples),
+        "rollout/truncated_share": fmean(map(is_truncated, episodes)),
+        "rollout/equal_reward_groups_count": float(_equal_reward_groups(episodes)),
     }
-    metrics["rollout/equal_reward_groups_count"] = float(_equal_reward_groups(samples))
+    if len(episodes) < len(samples):
+        metrics |= _branch_metrics(samples, episodes)
     if verdicts:
         metrics["rollout/accuracy"] = fmean(verdicts)
     if spans:
@@ -47,12 +52,21 @@ def fault_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _equal_reward_groups(samples: Sequence[Sample]) -> int:
-    """Groups of several samples with one score, whose group advantages are all 0."""
+def _branch_metrics(samples: Sequence[Sample], episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of episodes whose context was rewritten on the way."""
+    return {
+        "rollout/branches_mean": len(samples) / len(episodes),
+        "rollout/branches_max": float(max(map(len, episodes))),
+        "rollout/shared_tokens": float(sum(sample.shared_tokens for sample in samples)),
+    }
+
+
+def _equal_reward_groups(episodes: Sequence[Episode]) -> int:
+    """Groups of several episodes with one score, whose group advantages are all 0."""
     scores: dict[str, list[float]] = {}
-    for sample in samples:
-        if sample.reward:
-            scores.setdefault(sample.group_id, []).append(sample.reward.score)
+    for first, *_ in episodes:
+        if first.reward:
+            scores.setdefault(first.group_id, []).append(first.reward.score)
     return sum(len(group) > 1 and len(set(group)) == 1 for group in scores.values())
 
 

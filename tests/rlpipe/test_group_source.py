@@ -22,7 +22,9 @@ class Policy:
         self.turns, self.score, self.failing = turns, score, failing
         self.version = 0
         self.number = 0
+        self.branches = 1
         self.asked: list[str] = []
+        self.graded: list[str] = []
         self.began_with: dict[str, PartialResponse] = {}
         self.aborted = False
         self.running = 0
@@ -53,22 +55,39 @@ class Policy:
         spans = (*partial.versions, VersionSpan(self.version, 3))
         tokens = len(partial.token_ids) + 3
         return Responded(
-            Sample(
-                request.sample_id,
-                request.group_id,
-                request.prompt,
-                (5,) * tokens,
-                "",
-                (-1.0,) * tokens,
-                (1,) * tokens,
-                spans,
-                status,
-                0,
+            self.branched(
+                Sample(
+                    request.sample_id,
+                    request.group_id,
+                    request.prompt,
+                    (5,) * tokens,
+                    "",
+                    (-1.0,) * tokens,
+                    (1,) * tokens,
+                    spans,
+                    status,
+                    0,
+                )
             )
         )
 
-    async def grade(self, sample):
-        return replace(sample, reward=Reward(self.score(sample), None, ""))
+    def branched(self, sample):
+        """`branches` samples, of which the last alone trains the first token."""
+        if self.branches == 1:
+            return (sample,)
+        return tuple(
+            replace(
+                sample,
+                sample_id=f"{sample.sample_id}.{index}",
+                episode_id=sample.sample_id,
+                loss_mask=(0,) * (index < self.branches - 1) + sample.loss_mask[(index < self.branches - 1) :],
+            )
+            for index in range(self.branches)
+        )
+
+    async def grade(self, episode):
+        self.graded.append(episode[-1].sample_id)
+        return tuple(replace(sample, reward=Reward(self.score(sample), None, "")) for sample in episode)
 
     async def abort(self):
         self.aborted = True
@@ -235,6 +254,26 @@ def test_async_drops_and_replaces_groups_that_are_too_old():
     batch = asyncio.run(run())
     assert batch.metrics["rollout/groups_dropped_stale_count"] == 2
     assert {span.version for sample in batch.samples for span in sample.versions} == {3}
+
+
+def test_a_group_is_complete_with_its_episodes_whatever_the_number_of_their_branches():
+    policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version == 0 else 1)
+    policy.branches = 3
+
+    async def run():
+        source = policy.source(oversampling=1.5, partial=True)
+        first = await source.take(1, 0)
+        progress = source.progress(1)
+        policy.version = 1
+        return first, progress, await source.take(2, 1)
+
+    first, progress, second = asyncio.run(run())
+    assert groups_of(first) == ["1", "2"]
+    assert [sample.sample_id for sample in first.samples[:4]] == ["1-000.0", "1-000.1", "1-000.2", "1-001.0"]
+    assert (len(first.samples), len(policy.asked), progress.wanted) == (12, 6 + 1 + 2 * 2, 4)
+    assert first.tokens == 5 * (2 + 2 + 3) + 1  # of four episodes, of the one that waits for its group, and aborted
+    assert len(policy.graded) == len(set(policy.graded))
+    assert policy.asked.count("0-000") == 1 and second.metrics["rollout/samples_continued_count"] == 1
 
 
 def test_an_engines_error_ends_the_batch():
