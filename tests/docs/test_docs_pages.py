@@ -1,5 +1,6 @@
 """The documentation: generated pages are current, commands in it run, the site builds, links and names exist."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import yaml
 from rlpipe.config.load import validate
 
 PROJECT = Path(__file__).parents[2]
-PAGES = sorted([*PROJECT.glob("docs/*.md"), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"])
+PAGES = sorted([*PROJECT.glob("docs/**/*.md"), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"])
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"\brlpipe ([\w-]+)")
 _MINIMAL = {
@@ -82,6 +83,53 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert (tmp_path / "site" / "quick_start" / "index.html").exists()
     design = (tmp_path / "site" / "design" / "index.html").read_text()
     assert design.count("<svg id=") == 2 and "language-mermaid" not in design
+    algorithms = (tmp_path / "site" / "algorithms" / "index.html").read_text()
+    assert algorithms.count("<math") > 30 and "arithmatex" not in algorithms and "$" not in _visible_text(algorithms)
+    functions = (tmp_path / "site" / "api" / "functions" / "index.html").read_text()
+    assert "rollout_logprobs" in functions and "sequence_mean" in functions
+
+
+def _visible_text(page: str) -> str:
+    return re.sub(r"<pre>.*?</pre>|<[^>]*>", "", page, flags=re.DOTALL)
+
+
+def test_every_page_is_in_the_sites_navigation():
+    def pages(entry):
+        return (
+            [entry]
+            if isinstance(entry, str)
+            else [page for one in entry for part in one.values() for page in pages(part)]
+        )
+
+    navigation = yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"]
+    there = {str(page.relative_to(PROJECT / "docs")) for page in PROJECT.glob("docs/**/*.md")}
+    assert there == set(pages(navigation))
+
+
+def _fields_in_source(package: str, path: str) -> set[str]:
+    """Fields of the data classes in a file of a package, which takes long to import."""
+    folder = Path(importlib.util.find_spec(package).origin).parent
+    return set(re.findall(r"^    (\w+): ", (folder / path).read_text(), re.MULTILINE))
+
+
+def test_settings_and_metrics_that_pages_name_exist():
+    from rlpipe.config.load import iter_fields
+    from rlpipe.config.root import Config
+    from rlpipe.monitoring.metric_dictionary import METRICS
+
+    keys = {name for name, _ in iter_fields(Config)}
+    text = (PROJECT / "docs/tutorials/from_verl_or_trl.md").read_text()
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ") and "`" in line]
+    ours = {name for row in rows for name in re.findall(r"`([a-z_]+\.[a-z_.0-9]+)", row[3])}
+    assert len(ours) > 40 and ours <= keys, ours - keys
+    theirs = {name.split(":")[0] for row in rows for name in re.findall(r"`([\w: ]+)`", row[2])}
+    fields = _fields_in_source("trl", "trainer/grpo_config.py") | _fields_in_source("transformers", "training_args.py")
+    assert len(theirs) > 30 and theirs <= fields | {"reward_funcs"}, theirs - fields
+    for page in ("speed", "questions", "tutorials/first_gpu_run", "tutorials/own_reward"):
+        named = re.findall(
+            r"`((?:perf|time|rollout|reward|pack|mismatch|eval)/[a-z_]+)`", (PROJECT / f"docs/{page}.md").read_text()
+        )
+        assert set(named) <= set(METRICS), set(named) - set(METRICS)
 
 
 @pytest.mark.parametrize("text", _blocks("bash"))
