@@ -7,6 +7,8 @@ A grader is a plain function `(response: str, label: str, **options) -> Reward`.
 - `truncated` (bool): the response met its token limit;
 - `prompt` (str): the text of the prompt;
 - `metadata` (mapping): the other columns of the prompt's row;
+- `environment` (mapping): what the environment of the episode tells, where there is one: `reward` of the end,
+  `turn_rewards` (their sum), `turns` (how many), `success`, `state`, `ended`;
 - `facts` (mapping): all of the above, for graders that call other graders.
 """
 
@@ -21,7 +23,7 @@ from rlpipe.shared.sample import Reward, Sample, Status
 
 Grader = Callable[..., Reward | float]
 
-FACTS = ("response_tokens", "truncated", "prompt", "metadata", "facts")
+FACTS = ("response_tokens", "truncated", "prompt", "metadata", "environment", "facts")
 
 GRADERS: Mapping[str, str] = {
     "math": "rewards.mathematics:math",
@@ -37,6 +39,7 @@ GRADERS: Mapping[str, str] = {
     "code": "rewards.code:code",
     "remote": "rewards.remote_grader:remote",
     "weighted": "rewards.weighted:weighted",
+    "environment": "rewards.environment:environment",
 }
 """Registered graders by name; the module of a grader is imported when it is first used."""
 
@@ -78,12 +81,22 @@ def call(name: str, response: str, label: str, options: Mapping[str, object], fa
 
 def facts_of(sample: Sample) -> dict[str, object]:
     """The facts of a sample that graders may ask for."""
-    return {
+    facts: dict[str, object] = {
         "response_tokens": sample.response_tokens,
         "truncated": sample.status is Status.TRUNCATED,
         "prompt": sample.prompt.text,
         "metadata": dict(sample.prompt.metadata),
     }
+    if sample.outcome is not None:
+        facts["environment"] = {
+            "reward": sample.outcome.reward,
+            "success": sample.outcome.success,
+            "state": dict(sample.outcome.state),
+            "ended": sample.outcome.ended,
+            "turns": len(sample.turns),
+            "turn_rewards": sum(turn.reward or 0.0 for turn in sample.turns),
+        }
+    return facts
 
 
 @cache

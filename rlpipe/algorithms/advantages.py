@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlpipe.algorithms.turns import TurnTable, leave_one_out, normalized, turn_returns
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.named_function import call_problem, named_function
@@ -24,7 +25,8 @@ class ScoredBatch:
     [n]. token_penalties: float64 [response tokens] per episode to be subtracted from the reward token by token, for
     functions that keep token-level returns; None where there are none. Their sums are NOT part of `scores`.
     token_masks: float64 [response tokens] per episode, given with `token_penalties`; 1 where a token is trained. The
-    response tokens of branches follow each other, in the order in which the policy last wrote in them.
+    response tokens of branches follow each other, in the order in which the policy last wrote in them. turns: the turns
+    of the episodes; their rewards are part of `scores`, and have no penalties subtracted.
     """
 
     scores: Scores
@@ -32,6 +34,7 @@ class ScoredBatch:
     trained_tokens: NDArray[np.int64]
     token_penalties: tuple[Scores, ...] | None = None
     token_masks: tuple[Scores, ...] | None = None
+    turns: TurnTable | None = None
 
     @property
     def returns(self) -> Scores:
@@ -41,8 +44,16 @@ class ScoredBatch:
         return self.scores - np.array([penalties.sum() for penalties in self.token_penalties])
 
 
-Advantages = Scores | tuple[Scores, ...]
+@dataclass(frozen=True)
+class TurnAdvantages:
+    """values: float64 [turns], in the order of `ScoredBatch.turns`."""
+
+    values: Scores
+
+
+EpisodeAdvantages = Scores | tuple[Scores, ...]
 """float64 [n], or per episode float64 [response tokens]."""
+Advantages = EpisodeAdvantages | TurnAdvantages
 AdvantageFunction = Callable[[ScoredBatch, AlgorithmConfig], Advantages]
 
 _REGISTRY: dict[str, AdvantageFunction] = {}
@@ -128,6 +139,42 @@ def reinforce_plus_plus_baseline(batch: ScoredBatch, config: AlgorithmConfig) ->
     Groups of one and of equal scores enter the whitening with 0.
     """
     return _whitened(_centred(batch.returns, batch.groups), batch.trained_tokens)
+
+
+@register_advantage("turn_rloo")
+def turn_rloo(batch: ScoredBatch, config: AlgorithmConfig) -> TurnAdvantages:
+    """Each turn's discounted return less the mean of the OTHER episodes' at the same turn; `rlpipe.algorithms.turns`.
+
+    The leave-one-out baseline of RLOO (arXiv 2402.14740) by turns: what the others of the group got is independent of
+    what this turn wrote, so the gradient stays unbiased. A turn that no other episode of the group reaches gets 0.
+    """
+    table, returns = _turn_returns(batch, config)
+    return TurnAdvantages(leave_one_out(returns, table.peers))
+
+
+@register_advantage("turn_grpo")
+def turn_grpo(batch: ScoredBatch, config: AlgorithmConfig) -> TurnAdvantages:
+    """Each turn's discounted return, normalized over the group's episodes at the same turn.
+
+    GRPO's group statistics (arXiv 2402.03300) turn by turn, as in turn-level credit assignment (arXiv 2505.11821).
+    Without the division where `normalize_by_std` is off.
+    """
+    table, returns = _turn_returns(batch, config)
+    epsilon = STD_EPSILON
+    if not config.normalize_by_std:
+        sizes = np.bincount(table.peers)[table.peers]
+        return TurnAdvantages(leave_one_out(returns, table.peers) * np.maximum(sizes - 1, 1) / sizes)
+    return TurnAdvantages(normalized(returns, table.peers, epsilon))
+
+
+def _turn_returns(batch: ScoredBatch, config: AlgorithmConfig) -> tuple[TurnTable, Scores]:
+    """What a score holds beyond the rewards of its turns is earned by the last turn."""
+    table = batch.turns
+    if table is None:
+        raise ConfigError("the batch has no turns")
+    given = np.bincount(table.episodes, weights=table.rewards, minlength=len(batch.scores))
+    outcomes = (batch.returns - given)[table.episodes]
+    return table, turn_returns(table, outcomes, config.turn_discount)
 
 
 def equal_score_groups(scores: Scores, groups: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpipe.algorithms.advantages import Advantages, ScoredBatch, advantage_function, equal_score_groups
+from rlpipe.algorithms.advantages import (
+    EpisodeAdvantages,
+    ScoredBatch,
+    TurnAdvantages,
+    advantage_function,
+    equal_score_groups,
+)
 from rlpipe.algorithms.shaping import KLBySample, mask_truncated, overlong_penalty
+from rlpipe.algorithms.turns import token_values, turn_table
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
@@ -28,6 +35,7 @@ class AdvantageCounts:
     truncated_masked: int
     overlong_penalized: int
     kl_penalty_mean: float
+    lone_turns: int
     advantage_abs_mean: float
 
     @property
@@ -42,6 +50,7 @@ class AdvantageCounts:
             "advantage/truncated_masked_count": self.truncated_masked,
             "advantage/overlong_penalized_count": self.overlong_penalized,
             "advantage/kl_penalty_mean": self.kl_penalty_mean,
+            "advantage/lone_turns_count": self.lone_turns,
             "advantage/abs_mean": self.advantage_abs_mean,
         }
 
@@ -74,14 +83,19 @@ def compute_advantages(
     shaped = [mask_truncated(episode) for episode in usable] if config.overlong.mask_truncated else usable
     length_penalties = _length_penalties(shaped, config, max_response_tokens)
     penalties = _token_penalties(shaped, config, kl_by_sample)
+    groups = group_numbers(shaped)
+    table = turn_table(shaped, groups)
     batch = ScoredBatch(
         scores=_scores(shaped) + length_penalties,
-        groups=group_numbers(shaped),
+        groups=groups,
         trained_tokens=np.array([sum(one.trained_tokens for one in episode) for episode in shaped], dtype=np.int64),
         token_penalties=penalties,
         token_masks=tuple(map(_mask, shaped)) if penalties else None,
+        turns=table,
     )
-    advantages = advantage_function(config.advantage)(batch, config)
+    found = advantage_function(config.advantage)(batch, config)
+    by_turn = isinstance(found, TurnAdvantages)
+    advantages = token_values(table, found.values, shaped) if isinstance(found, TurnAdvantages) else found
     result = tuple(_with_advantage(shaped, advantages))
     sizes = np.bincount(batch.groups)
     return AdvantageResult(
@@ -97,6 +111,7 @@ def compute_advantages(
             truncated_masked=sum(map(is_truncated, shaped)) if config.overlong.mask_truncated else 0,
             overlong_penalized=int(np.count_nonzero(length_penalties)),
             kl_penalty_mean=float(np.concatenate(penalties).mean()) if penalties else 0.0,
+            lone_turns=table.lone if by_turn else 0,
             advantage_abs_mean=float(np.mean([abs(_mean(advantage)) for advantage in advantages])),
         ),
     )
@@ -158,7 +173,7 @@ def _mask(episode: Episode) -> NDArray[np.float64]:
     return np.array([entry for sample in episode for entry in sample.loss_mask], dtype=np.float64)
 
 
-def _with_advantage(episodes: Sequence[Episode], advantages: Advantages) -> list[Sample]:
+def _with_advantage(episodes: Sequence[Episode], advantages: EpisodeAdvantages) -> list[Sample]:
     """`advantage` per sample; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
     if isinstance(advantages, np.ndarray):
         return [

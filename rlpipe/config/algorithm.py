@@ -6,10 +6,18 @@ from pydantic import Field, field_validator, model_validator
 
 from rlpipe.config.base import Section
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "turn_rloo",
+    "turn_grpo",
+)
 """Registered advantage functions (`rlpipe.algorithms.advantages`)."""
 
-GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "turn_rloo", "turn_grpo")
 """Those that compare a response with the others of its group, so that a group of one teaches nothing."""
 
 LOSSES = ("ppo_clip", "ppo_dual_clip", "gspo", "cispo", "sft")
@@ -92,8 +100,13 @@ class AlgorithmConfig(Section):
     """GRPO and its family."""
 
     advantage: str = "grpo"
-    """Advantage function: grpo, dr_grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, or your own as
+    """Advantage function: grpo, dr_grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, which give all turns
+    of a response one advantage; turn_rloo, turn_grpo, which give each turn its own; or your own as
     `package.module:function`."""
+
+    turn_discount: float = Field(1.0, ge=0, le=1)
+    """What the rewards of the next turn count for a turn, in "turn_rloo" and "turn_grpo". 1: a turn answers for all
+    that comes after it; 0: for its own reward alone."""
 
     normalize_by_std: bool = True
     """Divide by the group's standard deviation ("grpo" only)."""

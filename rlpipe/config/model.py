@@ -68,6 +68,16 @@ class ArithmeticTaskConfig(Section):
     """Problems in test.jsonl; none of them, in any order of its operands, occurs in train.jsonl."""
 
 
+class TasksConfig(Section):
+    """Tasks that the environment of `rollout.generate.environment` makes itself."""
+
+    train: int = Field(2048, ge=1)
+    """Tasks in train.jsonl."""
+
+    test: int = Field(128, ge=1)
+    """Tasks in test.jsonl; none of them is in train.jsonl."""
+
+
 class PrepareConfig(Section):
     """Made once, before the run, when the files do not exist yet."""
 
@@ -76,6 +86,9 @@ class PrepareConfig(Section):
 
     arithmetic: ArithmeticTaskConfig | None = None
     """Generate arithmetic problems into `directory`."""
+
+    tasks: TasksConfig | None = None
+    """Have the environment generate tasks into `directory`."""
 
     directory: str | None = None
     """Where generated data goes."""

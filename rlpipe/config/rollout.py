@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, model_validator
 
 from rlpipe.config.base import Section
+from rlpipe.config.environment import EnvironmentConfig
 
 
 class SamplingConfig(Section):
@@ -64,11 +65,15 @@ class GenerateConfig(Section):
     """How one response comes about."""
 
     function: str = "single_turn"
-    """`single_turn`, `calculator` (a worked example of several turns with a tool), or your own as
-    `package.module:function`: an `async def` that takes a `rlpipe.generation.conversation.Conversation`."""
+    """`single_turn`, `environment` (see `environment`), `calculator` (a worked example of several turns with a tool),
+    or your own as `package.module:function`: an `async def` that takes a
+    `rlpipe.generation.conversation.Conversation`."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
+
+    environment: EnvironmentConfig | None = None
+    """What answers the policy, for the function `environment`."""
 
     max_failed_share: float = Field(0.1, ge=0, le=1)
     """The run ends when the function raised an error for more than this share of an iteration's samples."""
@@ -76,6 +81,20 @@ class GenerateConfig(Section):
     @property
     def is_single_turn(self) -> bool:
         return self.function == "single_turn"
+
+    @model_validator(mode="after")
+    def _an_environment_has_its_function(self) -> Self:
+        if self.environment is not None and self.function != "environment":
+            raise ValueError(
+                f"rollout.generate.environment {self.environment.name!r} is there, but rollout.generate.function is "
+                f"{self.function!r}, which does not use it: set function to 'environment', or remove environment"
+            )
+        if self.function == "environment" and (self.environment is None or self.options):
+            raise ValueError(
+                "rollout.generate.function 'environment' takes its settings from rollout.generate.environment: give "
+                "its name and options there, and no rollout.generate.options"
+            )
+        return self
 
 
 class RolloutConfig(Section):

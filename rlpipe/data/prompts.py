@@ -176,8 +176,9 @@ def render_chat(
     tokenizer: "PreTrainedTokenizerBase",
     place: str,
     add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The messages as the tokenizer's chat template writes them.
+    """The messages as the tokenizer's chat template writes them, with the schemas of `tools` where there are any.
 
     Raises ModelError for a template that is missing or malformed; DataError, naming `place`, for messages that it
     refuses or leaves out.
@@ -190,7 +191,12 @@ def render_chat(
         )
     turns = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+        text = tokenizer.apply_chat_template(
+            turns,
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
     except TemplateSyntaxError as error:
         raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {first_line(error)}") from None
     except Exception as error:  # a template is a program of someone else, and may raise anything

@@ -1,10 +1,13 @@
 """One response in the making: what the policy writes, and what tools answer."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.sample import Sample, Status, VersionSpan
+from rlpipe.shared.sample import Prompt, Sample, Status, VersionSpan
+from rlpipe.shared.turn import Outcome, ToolUse, Turn
 from rollout.partial_response import PartialResponse, merged_spans
 from rollout.reported_routes import joined_routes
 from rollout.requests import GenerateRequest, Generation, sample_seed
@@ -41,6 +44,7 @@ class Conversation:
         self._prompt_request = request
         self._engines = engines
         self._tokenizer = tokenizer
+        self._run_seed = run_seed
         self._seed = sample_seed(run_seed, request.sample_id)
         self._response = PartialResponse()
         self._mask: list[int] = []
@@ -49,12 +53,47 @@ class Conversation:
         self._last: Generation | None = None
         self._seconds = 0.0
         self._retractions = 0
+        self._beside: list[Conversation] = []
+        self._turns: list[Turn] = []
         self.status: Status | None = None
+        self.outcome: Outcome | None = None
 
     @property
     def metadata(self) -> dict[str, object]:
         """The other columns of the prompt's row, and `label`."""
         return {**self._prompt_request.prompt.metadata, "label": self._prompt_request.prompt.label}
+
+    @property
+    def prompt(self) -> Prompt:
+        return self._prompt_request.prompt
+
+    @property
+    def group_seed(self) -> int:
+        """63 bits that all responses of the group share, however often one begins again."""
+        return sample_seed(self._run_seed, self._prompt_request.group_id)
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self._tokenizer
+
+    @property
+    def sample_id(self) -> str:
+        return self._prompt_request.sample_id
+
+    @property
+    def last_token(self) -> int | None:
+        """The response's last token id; None while it is empty."""
+        return self._response.token_ids[-1] if self._response.token_ids else None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What the policy wrote at once, so far."""
+        return tuple(self._turns)
+
+    @property
+    def last_turn_ids(self) -> tuple[int, ...]:
+        """Token ids of the last turn."""
+        return self._response.token_ids[self._turns[-1].start : self._turns[-1].end]
 
     @property
     def finished(self) -> bool:
@@ -70,14 +109,16 @@ class Conversation:
         """What an interrupted response can go on from; empty where it has to start again."""
         return self._partial
 
-    async def write(self, stop: tuple[str, ...] = ()) -> str:
+    async def write(self, stop: tuple[str, ...] = (), *, most_tokens: int | None = None, final: bool = True) -> str:
         """Lets the policy go on until it ends its response, meets the limit, or has written one of `stop`.
 
-        Returns the new text. Raises RolloutError when the response is finished already.
+        most_tokens: a limit of this turn; the response can go on after it. final: what ends the turn before its limit,
+        other than one of `stop`, ends the response too. Returns the new text. Raises RolloutError when the response is
+        finished already.
         """
         if self.finished:
             raise RolloutError(f"sample {self._prompt_request.sample_id}: write() after the response was finished")
-        generation = await self._engines.generate(self._request(stop))
+        generation = await self._engines.generate(self._request(stop, most_tokens))
         self._seconds += generation.seconds
         self._retractions += generation.retractions
         if generation.status is Status.ABORTED:
@@ -86,26 +127,69 @@ class Conversation:
             raise InterruptedResponse
         self._append(generation)
         text = str(self._tokenizer.decode(list(generation.token_ids), skip_special_tokens=True))
-        if generation.status is not Status.COMPLETED or not self._stopped_by(stop, text, generation):
+        if self._ends_response(stop, text, generation, final):
             self.status = generation.status
+        elif self.remaining_tokens <= 0:
+            self.status = Status.TRUNCATED
         return text
 
+    def replace_prompt(self, text: str, token_ids: Sequence[int]) -> None:
+        """Takes another prompt than the row's. Raises RolloutError once something follows it."""
+        if self._response.token_ids:
+            raise RolloutError(
+                f"sample {self._prompt_request.sample_id}: the prompt is replaced after its response began"
+            )
+        prompt = replace(self._prompt_request.prompt, text=text, token_ids=tuple(token_ids))
+        self._prompt_request = replace(self._prompt_request, prompt=prompt)
+
+    def beside(self, name: str) -> "Conversation":
+        """Another sequence of the same episode, which begins with the same prompt; `name` ends its sample's id."""
+        request = replace(self._prompt_request, sample_id=f"{self._prompt_request.sample_id}.{name}")
+        other = Conversation(request, self._engines, self._tokenizer, self._run_seed)
+        self._beside.append(other)
+        return other
+
     def insert(self, text: str) -> None:
-        """Appends the tokens of `text` that the policy did not choose; they are not trained.
+        """`insert_tokens` of `text`, in which text of special tokens becomes those tokens."""
+        self.insert_tokens(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def insert_tokens(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens that the policy did not choose; they are not trained.
 
         What exceeds the limit is cut off, and the response is finished as truncated.
         """
-        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(token_ids) >= self.remaining_tokens:
             token_ids = token_ids[: self.remaining_tokens]
             self.status = Status.TRUNCATED
         before = self._response
         spans = before.versions  # inserted tokens count to the weights that wrote before, or to the first that write
-        if spans:
+        if spans and token_ids:
             spans = merged_spans((*spans, VersionSpan(spans[-1].version, len(token_ids))))
         logprobs = before.logprobs + (0.0,) * len(token_ids)
         self._response = PartialResponse(before.token_ids + tuple(token_ids), logprobs, spans, before.routes)
         self._mask += [0] * len(token_ids)
+
+    def describe_turn(
+        self,
+        index: int = -1,
+        *,
+        number: int | None = None,
+        agent: str = "",
+        reward: float | None = None,
+        tool_seconds: float = 0.0,
+        tools: tuple[ToolUse, ...] = (),
+    ) -> None:
+        """Says of a turn which of the episode it is and whose, and adds what came of it: a reward to that it has,
+        seconds and calls of tools."""
+        turn = self._turns[index]
+        self._turns[index] = replace(
+            turn,
+            number=turn.number if number is None else number,
+            agent=agent or turn.agent,
+            reward=turn.reward if reward is None else (turn.reward or 0.0) + reward,
+            tool_seconds=turn.tool_seconds + tool_seconds,
+            tools=turn.tools + tools,
+        )
 
     def sample(self) -> Sample:
         """The response as it is, ungraded. One without a token has failed: nothing can be learned from it."""
@@ -124,11 +208,14 @@ class Conversation:
             engine=-1 if self._last is None else self._last.engine,
             temperature=self._prompt_request.sampling.temperature,
             routes=response.routes,
+            turns=self.turns,
+            outcome=self.outcome,
             metadata={"generate_seconds": self._seconds, "retractions": self._retractions, "writes": self._writes},
         )
 
-    def _request(self, stop: tuple[str, ...]) -> GenerateRequest:
-        sampling = self._prompt_request.sampling.limited(self.remaining_tokens, stop)
+    def _request(self, stop: tuple[str, ...], most_tokens: int | None) -> GenerateRequest:
+        limit = min(self.remaining_tokens, most_tokens or self.remaining_tokens)
+        sampling = self._prompt_request.sampling.limited(limit, stop)
         return GenerateRequest(
             request_id=self._prompt_request.sample_id
             if self._writes == 0
@@ -140,11 +227,16 @@ class Conversation:
             urgent=self._prompt_request.urgent,
         )
 
-    def _stopped_by(self, stop: tuple[str, ...], text: str, generation: Generation) -> bool:
-        """Whether one of `stop`, and not the end of the sequence, ended the turn."""
-        ended = generation.token_ids[-1] == self._tokenizer.eos_token_id
+    def _ends_response(self, stop: tuple[str, ...], text: str, generation: Generation, final: bool) -> bool:
+        """Whether the response is over, and not only a turn: ended by one of `stop`, or by a limit of its own."""
+        if generation.status is Status.TRUNCATED:
+            return self.remaining_tokens <= 0
+        if generation.status is not Status.COMPLETED:
+            return True
+        if not final or generation.token_ids[-1] == self._tokenizer.eos_token_id:
+            return final
         # The token that completes a stop string may carry a blank behind it.
-        return not ended and any(text.rstrip().endswith(one) for one in stop)
+        return not any(text.rstrip().endswith(one) for one in stop)
 
     def _append(self, generation: Generation) -> None:
         tokens = len(generation.token_ids)
@@ -164,5 +256,7 @@ class Conversation:
             joined_routes(before.routes, generation.routes),
         )
         self._mask += [1] * tokens
+        end = len(self._response.token_ids)
+        self._turns.append(Turn(end - tokens, end, number=self._writes, model_seconds=generation.seconds))
         self._writes += 1
         self._last = generation

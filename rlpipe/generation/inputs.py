@@ -91,7 +91,7 @@ def load_inputs(config: Config) -> Inputs:
         evaluation={name: prompts.prompts for name, prompts in evaluation.items()},
         notes=tuple(_notes(config, training, evaluation)),
         chooser=chooser,
-        generate=generate_function(config.rollout.generate),
+        generate=generate_function(config.rollout.generate, config.data.max_prompt_tokens),
         filters=group_filters(config.rollout.filters),
     )
 

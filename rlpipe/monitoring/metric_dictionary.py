@@ -126,6 +126,11 @@ _DECLARED = [
     Metric("advantage/truncated_masked_count", "count", "truncated episodes left out of the loss"),
     Metric("advantage/overlong_penalized_count", "count", "episodes with a penalty for their length"),
     Metric("advantage/kl_penalty_mean", "none", "mean KL penalty per response token, with its coefficient"),
+    Metric(
+        "advantage/lone_turns_count",
+        "count",
+        "turns that no other episode of their group reaches, whose turn-level advantage is 0",
+    ),
     Metric("advantage/abs_mean", "none", "mean absolute advantage"),
     Metric(
         "perf/rollout_tokens_per_second",

@@ -1,10 +1,14 @@
 """What a run may make before it starts, from its seed alone: a tiny policy, its tokenizer, a generated task."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlpipe.config.root import Config
-from rlpipe.prepare.arithmetic import write_arithmetic
+from rlpipe.prepare.arithmetic import Row, arithmetic_rows, write_rows
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import named_function
+
+_TASK_ROWS = "rlpipe.environments.environment_registry:task_rows"  # of a room above this one
 
 
 def prepare(config: Config) -> list[Path]:
@@ -19,11 +23,26 @@ def prepare(config: Config) -> list[Path]:
 
         make_tiny_policy(config.prepare.policy, Path(config.model.path), config.seed)
         made.append(Path(config.model.path))
-    if config.prepare.arithmetic:
+    if config.prepare.arithmetic or config.prepare.tasks:
         if not config.prepare.directory:
-            raise ConfigError("prepare.directory is empty: say where prepare.arithmetic is to write its problems")
+            raise ConfigError("prepare.directory is empty: say where generated data is to be written")
         folder = Path(config.prepare.directory)
         if not (folder / "test.jsonl").exists():
-            write_arithmetic(config.prepare.arithmetic, folder, config.seed)
+            write_rows(folder, *_generated_rows(config))
             made.append(folder)
     return made
+
+
+def _generated_rows(config: Config) -> tuple[Iterable[Row], Iterable[Row]]:
+    """Rows for training and for a test."""
+    if config.prepare.arithmetic:
+        return arithmetic_rows(config.prepare.arithmetic, config.seed)
+    settings, tasks = config.rollout.generate.environment, config.prepare.tasks
+    if settings is None or tasks is None:
+        raise ConfigError(
+            "prepare.tasks are made by an environment, but rollout.generate.environment is empty: name it there"
+        )
+    rows: tuple[Iterable[Row], Iterable[Row]] = named_function(_TASK_ROWS, {}, "prepare.tasks")(
+        settings, tasks.train, tasks.test, config.seed
+    )
+    return rows

@@ -6,23 +6,29 @@ digit from the right: `7+8=15,3+4+1=8 Answer: 85`.
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlpipe.config.model import ArithmeticTaskConfig
 from rlpipe.shared.errors import ConfigError
 
 Problem = tuple[int, ...]
+Row = Mapping[str, object]
 
 
-def write_arithmetic(task: ArithmeticTaskConfig, folder: Path, seed: int) -> None:
-    """Write train.jsonl and test.jsonl; no test problem, in any order of its operands, is in train.jsonl."""
+def arithmetic_rows(task: ArithmeticTaskConfig, seed: int) -> tuple[Iterable[Row], Iterable[Row]]:
+    """Rows for training and for a test; no problem of the test, in any order of its operands, is in the others."""
     train, test = split_problems(task, seed)
+    return map(row, train), map(row, test)
+
+
+def write_rows(folder: Path, train: Iterable[Row], test: Iterable[Row]) -> None:
+    """Write train.jsonl and test.jsonl, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, problems in (("train", train), ("test", test)):
+    for name, rows in (("train", train), ("test", test)):
         path = folder / f"{name}.jsonl"
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row(problem)) + "\n" for problem in problems))
+        partial.write_text("".join(json.dumps(one) + "\n" for one in rows))
         partial.rename(path)
 
 
@@ -39,7 +45,7 @@ def split_problems(task: ArithmeticTaskConfig, seed: int) -> tuple[list[Problem]
     return train, test
 
 
-def row(problem: Problem) -> dict[str, object]:
+def row(problem: Problem) -> Row:
     """One line of the data set."""
     expression = "+".join(map(str, problem))
     return {

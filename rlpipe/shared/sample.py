@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rlpipe.shared.turn import Outcome, Turn
+
 if TYPE_CHECKING:
     from rlpipe.shared.expert_routes import Routes
 
@@ -71,7 +73,8 @@ class Sample:
     it and nothing else does.
     `advantage` and `reward` are None until they are computed; `token_advantages`, one per response token, is set only
     by advantage functions that tell tokens apart, and then takes precedence. `routes`: experts that the engine chose,
-    where they are replayed: int16 [prompt + response - 1, layers, experts per token].
+    where they are replayed: int16 [prompt + response - 1, layers, experts per token]. `turns`: what the policy wrote at
+    once, in order; `outcome`: what the environment of the episode, if it has one, tells of it.
     """
 
     sample_id: str
@@ -91,6 +94,8 @@ class Sample:
     routes: "Routes | None" = field(default=None, compare=False)
     episode_id: str = ""
     shared_tokens: int = 0
+    turns: tuple[Turn, ...] = ()
+    outcome: Outcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property

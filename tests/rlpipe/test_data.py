@@ -12,7 +12,7 @@ from rlpipe.data import PromptStream, load_prompts
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
 from rlpipe.data.rows import load_rows
 from rlpipe.data.stream import StreamState
-from rlpipe.prepare.arithmetic import solution, split_problems, write_arithmetic
+from rlpipe.prepare.arithmetic import arithmetic_rows, solution, split_problems, write_rows
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import ConfigError, DataError, ModelError
 
@@ -138,7 +138,7 @@ def test_arithmetic_splits_share_no_problem_in_any_order(tmp_path):
     assert not {tuple(sorted(p)) for p in train} & {tuple(sorted(p)) for p in test}
     assert split_problems(task, seed=0) == (train, test)
     assert split_problems(task, seed=1) != (train, test)
-    write_arithmetic(task, tmp_path, seed=0)
+    write_rows(tmp_path, *arithmetic_rows(task, seed=0))
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     assert [row["prompt"][0]["content"] for row in rows] == ["+".join(map(str, p)) + "=?" for p in test]
     assert [row["label"] for row in rows] == [str(sum(p)) for p in test]

@@ -1,0 +1,30 @@
+"""Environments: what a policy acts in over many turns, their tools, and how episodes become samples."""
+
+from rlpipe.environments.protocol import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    Result,
+    Step,
+    Task,
+    Unattended,
+    shown,
+)
+from rlpipe.environments.tools import Tool, ToolBox, ToolCall, tool_of
+
+__all__ = [
+    "Action",
+    "Environment",
+    "Message",
+    "Observation",
+    "Result",
+    "Step",
+    "Task",
+    "Tool",
+    "ToolBox",
+    "ToolCall",
+    "Unattended",
+    "shown",
+    "tool_of",
+]

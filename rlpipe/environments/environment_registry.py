@@ -1,0 +1,52 @@
+"""Which environments there are. The configuration names one, or a class of your own."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rlpipe.config.environment import EnvironmentConfig
+from rlpipe.environments.protocol import Environment
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import call_problem, named_function
+
+ENVIRONMENTS: Mapping[str, str] = {
+    "grid": "rlpipe.environments.grid:Grid",
+}
+"""Registered environments by name; the module of one is imported when it is first used."""
+
+_PLACE = "rollout.generate.environment.name"
+_METHODS = ("reset", "step", "result", "close")
+
+
+def environment_maker(config: EnvironmentConfig) -> Callable[[], Environment]:
+    """Makes the environment of one episode. Raises ConfigError for what is none, or does not take the options."""
+    made = named_function(config.name, ENVIRONMENTS, _PLACE)
+    if problem := call_problem(made, **config.options):
+        raise ConfigError(f"{_PLACE} {config.name!r} does not take the options {sorted(config.options)}: {problem}")
+    missing = [name for name in (*_METHODS, "tools") if not hasattr(made, name)] if isinstance(made, type) else []
+    if missing:
+        raise ConfigError(f"{_PLACE} {config.name!r} is no environment: it lacks {', '.join(missing)}")
+
+    made(**config.options)  # what a signature cannot tell about options is told by ConfigError
+
+    def make() -> Environment:
+        environment: Environment = made(**config.options)
+        return environment
+
+    return make
+
+
+def task_rows(config: EnvironmentConfig, train: int, test: int, seed: int) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Rows of the environment's own tasks, for training and for a test, all different.
+
+    Raises ConfigError where it makes none, or fewer than asked for.
+    """
+    made = named_function(config.name, ENVIRONMENTS, _PLACE)
+    if not hasattr(made, "tasks"):
+        raise ConfigError(f"prepare.tasks: the environment {config.name!r} makes no tasks; give data sets of your own")
+    rows = list(made(**config.options).tasks(train + test, seed))
+    if len(rows) < train + test:
+        raise ConfigError(
+            f"prepare.tasks asks for {train + test} tasks, but the environment {config.name!r} makes only {len(rows)}: "
+            "lower train or test"
+        )
+    return rows[test:], rows[:test]
