@@ -1,4 +1,4 @@
-.PHONY: setup test test-all chaos demo
+.PHONY: setup test test-all chaos planted demo
 setup:
 	bash scripts/setup.sh dev
 test:
@@ -7,5 +7,7 @@ test-all:
 	bash scripts/test.sh --slow
 chaos:
 	bash scripts/chaos.sh
+planted:
+	bash scripts/test.sh --slow tests/planted
 demo:
 	bash scripts/demo.sh

@@ -25,34 +25,12 @@ PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "f
 BENCHMARKS = {
     "whole_step": (
         "Whole iterations at true size",
-        "The first layers of Qwen3.5-35B-A3B's shape with random weights and a forced response length, as `rlpipe "
-        "train` runs them; beside each figure what `rlpipe plan` had said. The first iterations compile where caches "
-        "are cold. Optimizer states are 12 bytes a parameter: "
-        "their upload is hidden under the passes, and their download is saved where they have room beside the engines.",
-    ),
-    "cpu_step": (
-        "One iteration beside TRL's GRPOTrainer",
-        "Same policy, prompts, group size, lengths, reward and optimizer. TRL generates with transformers, one padded "
-        "batch; the aim is twice its tokens per second.",
-    ),
-    "learning": (
-        "Learning",
-        "Accuracy on held-out problems before and after; in bfloat16 the mean gap of |SGLang - Megatron| is to stay "
-        "below 0.02 in each iteration.",
-    ),
-    "modes": (
-        "Rollout modes",
-        "The demo three times. Generation and training take about as long as each other, so in mode `sync` either side "
-        "is idle half of the time; one iteration ahead, neither should be.",
-    ),
-    "actor_layers": (
-        "The actor's layers",
-        "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
-        "of a pass is memory traffic between products, launches and kernels below that speed.",
-    ),
-    "attention": (
-        "Attention",
-        "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens.",
+        "What a user of GPUs asks first: rollout tokens/s are response tokens over the whole phase; actor TFLOP/s "
+        "are FLOPs that the model needs over the whole actor phase, optimizer included; exposed optimizer is what of "
+        "it no pass hides. The first layers of Qwen3.5-35B-A3B's shape with random weights and a forced response "
+        "length, as `rlpipe train` runs them; beside each figure what `rlpipe plan` had said. The first iterations "
+        "compile where caches are cold. Optimizer states are 12 bytes a parameter: their upload is hidden under the "
+        "passes, and their download is saved where they have room beside the engines.",
     ),
     "rollout": (
         "The pool beside raw SGLang",
@@ -64,18 +42,60 @@ BENCHMARKS = {
         "The floor is the time of copying the same bytes once over the same link; plain SGLang, where it runs, is the "
         "baseline.",
     ),
+    "actor_layers": (
+        "The actor's layers",
+        "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
+        "of a pass is memory traffic between products, launches and kernels below that speed.",
+    ),
+    "attention": (
+        "Attention",
+        "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens.",
+    ),
+    "learning": (
+        "Learning",
+        "Accuracy on held-out problems before and after; in bfloat16 the mean gap of |SGLang - Megatron| is to stay "
+        "below 0.02 in each iteration.",
+    ),
     "packing": (
         "Packing",
         "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",
     ),
-    "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
     "comm_guard": (
         "The guard of collectives",
         "Calls that the policy skips may cost 1 % more than without the guard.",
     ),
     "monitoring_overhead": ("What monitoring costs", "At most 0.5 % of a step is allowed."),
+    "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
+    "modes": (
+        "Rollout modes",
+        "The demo three times. Generation and training take about as long as each other, so in mode `sync` either side "
+        "is idle half of the time; one iteration ahead, neither should be.",
+    ),
+    "cpu_step": (
+        "On a CPU, beside TRL's GRPOTrainer",
+        "Same policy, prompts, group size, lengths, reward and optimizer, on the cores that both have. TRL generates "
+        "with transformers, one padded batch, in the process that trains. Engine, driver and actor of rlpipe are "
+        "processes of their own that hand responses and weights to each other, which a policy this small pays for "
+        "and a larger one does not notice. The aim is TRL's tokens per second here; figures of a CPU say nothing "
+        "about a GPU.",
+    ),
 }
 """Name of the file, title, and what its figures are to be compared with."""
+
+
+QUESTIONS = {
+    "whole_step": "How long is an iteration, where do its seconds go, and was that planned?",
+    "rollout": "What does the pool cost beside SGLang alone?",
+    "weight_sync": "How long do new weights take?",
+    "actor_layers": "How fast do the layers train, and what is between them and the device's limit?",
+    "learning": "Does it learn, and do engine and actor agree?",
+    "packing": "How much of a pack is padding?",
+    "comm_guard": "What does the guard of collectives cost?",
+    "monitoring_overhead": "What does measuring cost?",
+    "rewards": "How many responses can be graded in a second?",
+    "cpu_step": "How does it compare on a CPU?",
+}
+"""What a reader may ask, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -151,19 +171,37 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _questions(results: list[Result]) -> list[tuple[str, str]]:
+    there = {result.name for result in results}
+    return [(question, BENCHMARKS[name][0]) for name, question in QUESTIONS.items() if name in there]
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+def _is_of_a_cpu(result: Result) -> bool:
+    return "GPU" not in result.host
+
+
 def page(results: list[Result]) -> str:
     """docs/performance.md."""
     lines = [
         "# Performance",
         "",
         "Made by `python benchmarks/record.py` from what the benchmarks print. Shared machines are noisy: a ratio",
-        "within one run says more than a figure by itself.",
+        "within one run says more than a figure by itself. [Is this speed normal?](speed.md) says which figures to",
+        "look at in a run of your own.",
+        "",
+        "| question | section |",
+        "|---|---|",
+        *(f"| {question} | [{title}](#{_anchor(title)}) |" for question, title in _questions(results)),
     ]
     for name, (title, floor) in BENCHMARKS.items():
         found = [result for result in results if result.name == name]
         if found:
             lines += ["", f"## {title}", "", floor]
-        for result in found:
+        for result in sorted(found, key=_is_of_a_cpu):
             packages = ", ".join(f"{package} {number}" for package, number in result.versions.items())
             lines += ["", f"`{result.command}`, {result.date}, {result.host}; {packages}."]
             lines += ["", "```text", *result.output.splitlines(), "```"]
