@@ -14,8 +14,8 @@ from rlpipe.data import PromptSet, load_prompts
 from rlpipe.data.mapped_rows import Preparation
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
 from rlpipe.generation.engine_checks import check_engines
+from rlpipe.generation.episode_makers import EpisodeMaker, episode_maker
 from rlpipe.generation.filters import GroupFilter, group_filters
-from rlpipe.generation.generate_functions import GenerateFunction, generate_function
 from rlpipe.model.config_file import read_json_object
 from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder, pinned
@@ -43,7 +43,7 @@ class Inputs:
     evaluation: Mapping[str, Sequence[Prompt]]
     notes: tuple[str, ...]
     chooser: GraderChooser
-    generate: GenerateFunction
+    episodes: EpisodeMaker
     filters: tuple[GroupFilter, ...]
 
     @property
@@ -91,7 +91,7 @@ def load_inputs(config: Config) -> Inputs:
         evaluation={name: prompts.prompts for name, prompts in evaluation.items()},
         notes=tuple(_notes(config, training, evaluation)),
         chooser=chooser,
-        generate=generate_function(config.rollout.generate, config.data.max_prompt_tokens),
+        episodes=episode_maker(config),
         filters=group_filters(config.rollout.filters),
     )
 

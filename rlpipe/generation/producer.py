@@ -12,7 +12,6 @@ import rewards.reward_metrics
 from rewards.grading_pool import GradingPool
 from rlpipe.data import PromptStream
 from rlpipe.data.stream import StreamState
-from rlpipe.generation.conversation import Conversation, InterruptedResponse
 from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.generation.group_source import Batch, GroupSource, Responded
 from rlpipe.generation.inputs import Inputs
@@ -64,6 +63,7 @@ class Rollouts:
         self._failures: list[str] = []
         self._loop = BackgroundLoop("rollouts")
         self._client: EngineClient = pool.client()
+        inputs.episodes.open(self._client, inputs.tokenizer, config.seed)
         self._source = GroupSource(
             config.rollout,
             self._take_group,
@@ -84,7 +84,7 @@ class Rollouts:
             self._source.take(iteration, version), lambda: self._with_running(self._source.progress(iteration))
         )
         self._check_failures(batch.samples)
-        return batch
+        return replace(batch, metrics=batch.metrics | self._inputs.episodes.take_metrics())
 
     def wait_for_running(self) -> None:
         """Lets responses end that are not to see new weights. Call before the weights of the engines change."""
@@ -129,6 +129,7 @@ class Rollouts:
 
     def close(self) -> None:
         """Ends what is in flight."""
+        self._inputs.episodes.close()
         self._client.close()
         self._loop.close()
 
@@ -178,21 +179,14 @@ class Rollouts:
         sampling = self._sampling[prompt.dataset]
         return number, requests_for_prompt(f"{number:08d}", prompt, self._config.rollout.samples_per_prompt, sampling)
 
-    def _conversation(self, request: PromptRequest, partial: PartialResponse = PartialResponse()) -> Conversation:
-        return Conversation(request, self._client, self._inputs.tokenizer, self._config.seed, partial)
-
     async def _respond(self, request: PromptRequest, partial: PartialResponse) -> Responded:
-        conversation = self._conversation(request, partial)
         try:
-            await self._inputs.generate(conversation)
-        except InterruptedResponse:
-            return Responded(None, conversation.partial)
+            return await self._inputs.episodes.make(request, partial)
         except RlpipeError:
             raise
-        except Exception:  # a user's function: it costs its sample, is counted and told
+        except Exception:  # a user's function: it costs its episode, is counted and told
             self._failures.append(f"sample {request.sample_id}: {traceback.format_exc()}")
             return Responded((failed_sample(request),))
-        return Responded((conversation.sample(),))
 
     async def _grade(self, episode: Episode) -> Episode:
         """With the reward of the text that the policy wrote last in all its branches, unless it has one already."""
