@@ -93,8 +93,8 @@ def facts_of(sample: Sample) -> dict[str, object]:
             "success": sample.outcome.success,
             "state": dict(sample.outcome.state),
             "ended": sample.outcome.ended,
-            "turns": len(sample.turns),
-            "turn_rewards": sum(turn.reward or 0.0 for turn in sample.turns),
+            "turns": sample.outcome.turns,
+            "turn_rewards": sample.outcome.turn_rewards,
         }
     return facts
 

@@ -9,7 +9,11 @@ from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.named_function import call_problem, named_function
 
 ENVIRONMENTS: Mapping[str, str] = {
-    "grid": "rlpipe.environments.grid:Grid",
+    "calculation": "rlpipe.environments.tasks.calculation:Calculation",
+    "grid": "rlpipe.environments.tasks.grid:Grid",
+    "repair": "rlpipe.environments.tasks.repair:Repair",
+    "search": "rlpipe.environments.tasks.search:Search",
+    "signals": "rlpipe.environments.tasks.signals:Signals",
 }
 """Registered environments by name; the module of one is imported when it is first used."""
 
@@ -19,20 +23,13 @@ _METHODS = ("reset", "step", "result", "close")
 
 def environment_maker(config: EnvironmentConfig) -> Callable[[], Environment]:
     """Makes the environment of one episode. Raises ConfigError for what is none, or does not take the options."""
-    made = named_function(config.name, ENVIRONMENTS, _PLACE)
+    made: Callable[..., Environment] = named_function(config.name, ENVIRONMENTS, _PLACE)
     if problem := call_problem(made, **config.options):
         raise ConfigError(f"{_PLACE} {config.name!r} does not take the options {sorted(config.options)}: {problem}")
-    missing = [name for name in (*_METHODS, "tools") if not hasattr(made, name)] if isinstance(made, type) else []
-    if missing:
+    first = made(**config.options)  # what a signature cannot tell about options is told by a ConfigError of its own
+    if missing := [name for name in (*_METHODS, "tools") if not hasattr(first, name)]:
         raise ConfigError(f"{_PLACE} {config.name!r} is no environment: it lacks {', '.join(missing)}")
-
-    made(**config.options)  # what a signature cannot tell about options is told by ConfigError
-
-    def make() -> Environment:
-        environment: Environment = made(**config.options)
-        return environment
-
-    return make
+    return lambda: made(**config.options)
 
 
 def task_rows(config: EnvironmentConfig, train: int, test: int, seed: int) -> tuple[Iterable[Any], Iterable[Any]]:
@@ -40,10 +37,10 @@ def task_rows(config: EnvironmentConfig, train: int, test: int, seed: int) -> tu
 
     Raises ConfigError where it makes none, or fewer than asked for.
     """
-    made = named_function(config.name, ENVIRONMENTS, _PLACE)
-    if not hasattr(made, "tasks"):
+    environment: Any = environment_maker(config)()
+    if not hasattr(environment, "tasks"):
         raise ConfigError(f"prepare.tasks: the environment {config.name!r} makes no tasks; give data sets of your own")
-    rows = list(made(**config.options).tasks(train + test, seed))
+    rows = list(environment.tasks(train + test, seed))
     if len(rows) < train + test:
         raise ConfigError(
             f"prepare.tasks asks for {train + test} tasks, but the environment {config.name!r} makes only {len(rows)}: "

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rlpipe.config.environment import EnvironmentConfig
-from rlpipe.config.rollout import GenerateConfig
+from rlpipe.config.root import Config
 from rlpipe.environments.bounded import within
 from rlpipe.environments.environment_registry import environment_maker
 from rlpipe.environments.observed_tokens import ObservedTokens
@@ -13,8 +13,9 @@ from rlpipe.environments.protocol import Action, Environment, Observation, Resul
 from rlpipe.environments.tool_calls import tool_calls
 from rlpipe.environments.tools import ToolBox, ToolPlaces
 from rlpipe.generation.conversation import Conversation
+from rlpipe.generation.episode_makers import ConversationMaker
 from rlpipe.generation.generate_functions import GenerateFunction
-from rlpipe.shared.errors import RlpipeError
+from rlpipe.shared.errors import DataError, RlpipeError
 from rlpipe.shared.sample import Status
 from rlpipe.shared.turn import Ended, Outcome
 
@@ -27,10 +28,17 @@ class EnvironmentFailure(Exception):
     """An environment did what it must not. It costs its episode, is counted and told."""
 
 
-def environment_function(settings: GenerateConfig, max_prompt_tokens: int) -> GenerateFunction:
-    """The generate function of `settings.environment`. Raises ConfigError for an environment that cannot be made."""
-    assert settings.environment is not None
-    config = settings.environment
+class EnvironmentEpisodes(ConversationMaker):
+    """Episodes of the environment that a configuration names. Raises ConfigError for one that cannot be made."""
+
+    def __init__(self, config: Config) -> None:
+        environment = config.rollout.generate.environment
+        assert environment is not None
+        super().__init__(environment_function(environment, config.data.max_prompt_tokens))
+
+
+def environment_function(config: EnvironmentConfig, max_prompt_tokens: int) -> GenerateFunction:
+    """The generate function of an environment. Raises ConfigError for one that cannot be made."""
     make, places = environment_maker(config), ToolPlaces(config)
     formats: list[ObservedTokens] = []
 
@@ -73,7 +81,16 @@ class Episode:
             cleanup_failed = not await self._closed(environment)
         if not isinstance(result, Result):
             raise EnvironmentFailure(f"its result is a {type(result).__name__}, not a Result")
-        conversation.outcome = Outcome(result.reward, result.success, dict(result.state), ended, cleanup_failed)
+        taken = [turn for sequence in self._sequences.values() for turn in sequence.turns]
+        conversation.outcome = Outcome(
+            turns=len(taken),
+            turn_rewards=sum(turn.reward or 0.0 for turn in taken),
+            reward=result.reward,
+            success=result.success,
+            state=dict(result.state),
+            ended=ended,
+            cleanup_failed=cleanup_failed,
+        )
         for sequence in self._sequences.values():
             if ended != "done" and sequence.status is None:
                 sequence.status = Status.TRUNCATED
@@ -123,7 +140,7 @@ class Episode:
         if sequence is None:
             sequence = first.beside(observation.agent) if self._sequences else first
             self._sequences[observation.agent] = sequence
-            if opening := self._tokens.opening(observation, environment.tools):
+            if opening := self._written(self._tokens.opening, observation, environment.tools):
                 text, token_ids = opening
                 if len(token_ids) > self._max_prompt_tokens:
                     raise EnvironmentFailure(
@@ -133,7 +150,7 @@ class Episode:
                 sequence.replace_prompt(text, token_ids)
                 return sequence
         if not sequence.finished:
-            sequence.insert_tokens(self._tokens.following(observation, sequence.last_token))
+            sequence.insert_tokens(self._written(self._tokens.following, observation, sequence.last_token))
         return sequence
 
     async def _turn(self, environment: Environment, agent: str, sequence: Conversation) -> Step:
@@ -161,6 +178,12 @@ class Episode:
                 raise EnvironmentFailure(f"its step rewards the agent {other!r}, which has not acted")
             self._sequences[other].describe_turn(reward=reward)
         return step
+
+    def _written(self, write: Callable[..., Answer], *observed: object) -> Answer:
+        try:
+            return write(*observed)
+        except DataError as error:  # a chat template that refuses a message
+            raise EnvironmentFailure(f"its observation cannot be written: {error}") from error
 
     async def _bounded(self, what: str, work: Awaitable[Answer]) -> Answer:
         try:

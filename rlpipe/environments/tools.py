@@ -105,6 +105,21 @@ class ToolBox:
 
     async def call(self, call: ToolCall, tools: Sequence[Tool]) -> ToolAnswer:
         """The answer to one call. Never raises for what tool or policy do."""
+        (answer,) = await self.call_all([call], tools)
+        return answer
+
+    async def call_all(self, calls: Sequence[ToolCall], tools: Sequence[Tool]) -> list[ToolAnswer]:
+        """The answers, in the order of the calls, which run side by side."""
+        answers = await asyncio.gather(*(self._answer(call, tools) for call in calls))
+        self._uses += [answer.use for answer in answers]
+        return answers
+
+    def take_uses(self) -> tuple[ToolUse, ...]:
+        """The calls since the last time."""
+        uses, self._uses = self._uses, []
+        return tuple(uses)
+
+    async def _answer(self, call: ToolCall, tools: Sequence[Tool]) -> ToolAnswer:
         start = time.monotonic()
         tool = next((one for one in tools if one.name == call.name), None)
         failure, retries = "", 0
@@ -127,17 +142,7 @@ class ToolBox:
             cut=cut,
             special_text=self._has_special_text(text),
         )
-        self._uses.append(use)
         return ToolAnswer(text, use)
-
-    async def call_all(self, calls: Sequence[ToolCall], tools: Sequence[Tool]) -> list[ToolAnswer]:
-        """The answers, in the order of the calls, which run side by side."""
-        return await asyncio.gather(*(self.call(call, tools) for call in calls))
-
-    def take_uses(self) -> tuple[ToolUse, ...]:
-        """The calls since the last time."""
-        uses, self._uses = self._uses, []
-        return tuple(uses)
 
     async def _tried(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, str, int]:
         """Failure, answer, retries."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.sample import Prompt, Sample, Status, VersionSpan
+from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Outcome, ToolUse, Turn
 from rollout.partial_response import PartialResponse, merged_spans
 from rollout.reported_routes import joined_routes
@@ -190,6 +190,17 @@ class Conversation:
             tool_seconds=turn.tool_seconds + tool_seconds,
             tools=turn.tools + tools,
         )
+
+    def episode(self) -> Episode:
+        """The samples of this sequence and of those beside it in which the policy wrote, the one of its last turn last.
+
+        All have the outcome of this one.
+        """
+        spoken = [one for one in (self, *self._beside) if one.turns]
+        if len(spoken) < 2:
+            return (replace(spoken[0].sample(), outcome=self.outcome) if spoken else self.sample(),)
+        spoken.sort(key=lambda one: one.turns[-1].number)
+        return tuple(replace(one.sample(), episode_id=self.sample_id, outcome=self.outcome) for one in spoken)
 
     def sample(self) -> Sample:
         """The response as it is, ungraded. One without a token has failed: nothing can be learned from it."""

@@ -49,7 +49,7 @@ class ConversationMaker:
             await self._function(conversation)
         except InterruptedResponse:
             return Responded(None, conversation.partial)
-        return Responded((conversation.sample(),))
+        return Responded(conversation.episode())
 
     def take_metrics(self) -> dict[str, float]:
         return {}
@@ -58,7 +58,7 @@ class ConversationMaker:
         return
 
 
-MAKERS: Mapping[str, str] = {}
+MAKERS: Mapping[str, str] = {"environment": "rlpipe.environments.episode:EnvironmentEpisodes"}
 """Functions of `rollout.generate` that are rooms above this one: what makes an EpisodeMaker of the configuration."""
 
 
@@ -68,4 +68,4 @@ def episode_maker(config: Config) -> EpisodeMaker:
     if settings.function in MAKERS:
         maker: EpisodeMaker = named_function(settings.function, MAKERS, "rollout.generate.function")(config)
         return maker
-    return ConversationMaker(generate_function(settings, config.data.max_prompt_tokens))
+    return ConversationMaker(generate_function(settings, MAKERS))

@@ -45,10 +45,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an episode went, as its environment tells: `reward` for the whole (None: none), `success` (None: it has no
-    notion of it), its `state` at the end (JSON values), and why it `ended`. `cleanup_failed`: it did not give back what
-    it held, or not in time."""
+    """How an episode went, as its environment tells: `reward` at its end (None: none), `turn_rewards` of all its turns
+    together, `success` (None: it has no notion of it), its `state` at the end (JSON values), and why it `ended`.
+    `turns`: how many were taken, by all agents. `cleanup_failed`: it did not give back what it held, or not in time."""
 
+    turns: int
+    turn_rewards: float = 0.0
     reward: float | None = None
     success: bool | None = None
     state: Mapping[str, object] = field(default_factory=dict)

@@ -27,7 +27,8 @@ class ScriptedPolicy:
 
 def conversation_of(policy, prompt="task", limit=512, columns=None, sample_id="g-0"):
     ids = tuple(policy.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-    row = Prompt("data/0", prompt, ids, "label", "data", columns or {})
+    columns = columns or {}
+    row = Prompt("data/0", prompt, ids, str(columns.get("label", "-")), "data", columns)
     return Conversation(PromptRequest(sample_id, "g", row, SamplingParameters(limit)), policy, policy.tokenizer, 0)
 
 

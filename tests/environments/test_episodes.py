@@ -9,8 +9,7 @@ import rewards
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.config.rollout import GenerateConfig
 from rlpipe.environments import Message, Observation, Result, Step, Unattended, shown
-from rlpipe.environments.episode import EnvironmentFailure
-from rlpipe.generation.generate_functions import generate_function
+from rlpipe.environments.episode import EnvironmentFailure, environment_function
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.sample import Status
 
@@ -71,10 +70,9 @@ class Smuggler(Echo):
 def played(conversation, **settings):
     """The sample that comes of an episode with `Echo`."""
     environment = EnvironmentConfig(**{"name": f"{__name__}:Echo", "step_seconds": 20, "reset_retries": 0} | settings)
-    config = GenerateConfig(function="environment", environment=environment)
     Echo.opened = Echo.closed = 0
     try:
-        asyncio.run(generate_function(config, max_prompt_tokens=200)(conversation))
+        asyncio.run(environment_function(environment, 200)(conversation))
     finally:
         assert Echo.closed == Echo.opened  # always, whatever happened
     return conversation.sample()
@@ -143,8 +141,7 @@ def test_a_reset_is_tried_again_with_a_new_environment(tokenizer):
     Flaky.opened = Flaky.closed = 0
     environment = EnvironmentConfig(name=f"{__name__}:Flaky", reset_retries=2)
     conversation = conversation_of(ScriptedPolicy(tokenizer, "bye<end>"))
-    config = GenerateConfig(function="environment", environment=environment)
-    asyncio.run(generate_function(config, 200)(conversation))
+    asyncio.run(environment_function(environment, 200)(conversation))
     assert (Flaky.opened, Flaky.closed, conversation.outcome.success) == (3, 3, True)
 
 
@@ -170,7 +167,7 @@ def test_special_tokens_in_an_observation_stay_text(tokenizer):
 )
 def test_an_environment_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        generate_function(GenerateConfig(function="environment", environment=EnvironmentConfig(**settings)), 64)
+        environment_function(EnvironmentConfig(**settings), 64)
 
 
 @pytest.mark.parametrize(

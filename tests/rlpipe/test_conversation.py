@@ -120,7 +120,7 @@ def test_the_calculator_knows_arithmetic_and_nothing_else(expression, value):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"function": "two_turns"}, "'two_turns' is unknown: use one of calculator, environment, single_turn"),
+        ({"function": "two_turns"}, "'two_turns' is unknown: use one of calculator, single_turn"),
         ({"function": "no_such_module:f"}, "cannot import 'no_such_module'"),
         ({"function": "math:sqrt"}, "is not an `async def` function"),
         ({"function": "calculator", "options": {"calls": 3}}, r"with the options \['calls'\]"),
@@ -128,7 +128,7 @@ def test_the_calculator_knows_arithmetic_and_nothing_else(expression, value):
 )
 def test_a_generate_function_that_cannot_work_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        generate_function(GenerateConfig(**settings), 64)
+        generate_function(GenerateConfig(**settings))
 
 
 def two_arguments(samples, config):

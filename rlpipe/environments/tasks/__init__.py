@@ -1,0 +1,1 @@
+"""Worked examples: environments of the kinds that one meets."""

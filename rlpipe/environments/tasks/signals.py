@@ -1,0 +1,55 @@
+"""Two agents in one episode: one sees a digit and may write one letter, the other sees the letter and says the digit.
+
+Lewis's signaling game ("Convention", 1969). They share the weights of one policy, and a meaning for each letter comes
+about by itself. Each agent has a token sequence of its own, and both earn the reward of the round, or lose it.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from rlpipe.environments.protocol import Action, Observation, Result, Step, Task, Unattended, shown
+from rlpipe.shared.errors import ConfigError
+
+SENDER, RECEIVER = "sender", "receiver"
+
+
+class Signals(Unattended):
+    """An episode of `rounds` digits below `meanings`."""
+
+    def __init__(self, meanings: int = 4, rounds: int = 4) -> None:
+        if not 2 <= meanings <= 10 or rounds < 1:
+            raise ConfigError(f"environment 'signals': {meanings} meanings in {rounds} rounds; 2 to 10, and at least 1")
+        self._meanings = meanings
+        self._rounds = rounds
+        self._digits = ""
+        self._round = self._right = 0
+
+    def tasks(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Up to `count` different rows of digits, in random order."""
+        possible = self._meanings**self._rounds
+        chosen = random.Random(f"signals {seed}").sample(range(possible), min(count, possible))
+        for row, number in enumerate(chosen):
+            digits = "".join(str(number // self._meanings**place % self._meanings) for place in range(self._rounds))
+            yield {"prompt": f"{row:04d}:", "label": digits, "task": f"{digits};"}
+
+    async def reset(self, task: Task) -> Observation:
+        self._digits = str(task.columns["task"]).rstrip(";")
+        return self._for_sender()
+
+    async def step(self, action: Action, toolbox: object) -> Step:
+        if action.agent == SENDER:
+            return Step(shown(f" {action.text or '-'}>", RECEIVER))
+        right = action.text == self._digits[self._round]
+        self._right += right
+        self._round += 1
+        reward = 1.0 if right else 0.0
+        over = self._round == len(self._digits)
+        return Step(None if over else self._for_sender(), reward, {SENDER: reward})
+
+    async def result(self) -> Result:
+        share = self._right / max(1, self._round)
+        return Result(None, self._round > 0 and self._right == len(self._digits), {"right_share": share})
+
+    def _for_sender(self) -> Observation:
+        return shown(f" {self._digits[self._round]}<", SENDER)
