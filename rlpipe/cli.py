@@ -39,6 +39,8 @@ dashboards = typer.Typer(help="Dashboards as code.", no_args_is_help=True)
 app.add_typer(dashboards, name="dashboard")
 recipes = typer.Typer(help="Configurations that come with rlpipe.", no_args_is_help=True)
 app.add_typer(recipes, name="recipes")
+environments = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
+app.add_typer(environments, name="env")
 commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
 app.add_typer(commguard, name="commguard")
 
@@ -360,6 +362,41 @@ def copy_recipe(
 
         first, *bases = run_copy(name, folder, overwrite)
         typer.echo("\n".join([str(first), *(f"  based on {base}" for base in bases)]))
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    episode: Annotated[
+        str,
+        typer.Argument(metavar="[EPISODE]", help="Name of an episode, or a part of it; without it, all are listed."),
+    ] = "",
+    debug: Debug = False,
+) -> None:
+    """Print an episode of several turns: what was shown, written, earned and trained."""
+    with one_sentence(debug):
+        from rlpipe.commands.replay_episode import replay as replay_episode
+
+        for line in replay_episode(run_dir, episode):
+            typer.echo(line)
+
+
+@environments.command("check")
+def check_environment(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to try.")] = 4,
+    say: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A turn of the stand-in; several in order, then nonsense.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Try the environment of a configuration without a model: resets, turns, tools, rewards, cleanup."""
+    with one_sentence(debug):
+        from rlpipe.commands.environment_check import check_environment as run_check
+
+        for line in run_check(load_config(config, overrides or []), episodes, say or []):
+            typer.echo(line)
 
 
 @dashboards.command("wandb")

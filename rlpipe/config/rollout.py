@@ -75,6 +75,10 @@ class GenerateConfig(Section):
     environment: EnvironmentConfig | None = None
     """What answers the policy, for the function `environment`."""
 
+    transcripts_per_iteration: int = Field(4, ge=0)
+    """Episodes of several turns of each iteration that are kept whole in the run's `episodes.jsonl`, for the report and
+    `rlpipe replay`."""
+
     max_failed_share: float = Field(0.1, ge=0, le=1)
     """The run ends when the function raised an error for more than this share of an iteration's samples."""
 

@@ -11,12 +11,12 @@ from rlpipe.environments.environment_registry import environment_maker
 from rlpipe.environments.observed_tokens import ObservedTokens
 from rlpipe.environments.protocol import Action, Environment, Observation, Result, Step, Task
 from rlpipe.environments.tool_calls import tool_calls
-from rlpipe.environments.tools import ToolBox, ToolPlaces
+from rlpipe.environments.tools import Tool, ToolBox, ToolPlaces
 from rlpipe.generation.conversation import Conversation
 from rlpipe.generation.episode_makers import ConversationMaker
 from rlpipe.generation.generate_functions import GenerateFunction
 from rlpipe.shared.errors import DataError, RlpipeError
-from rlpipe.shared.sample import Status
+from rlpipe.shared.sample import Prompt, Status
 from rlpipe.shared.turn import Ended, Outcome
 
 Answer = TypeVar("Answer")
@@ -97,13 +97,7 @@ class Episode:
 
     async def _opened(self, conversation: Conversation) -> tuple[Environment, Observation]:
         """A fresh environment with its first observation; tried again where a reset fails."""
-        task = Task(
-            task_id=conversation.prompt.prompt_id,
-            prompt=conversation.prompt.text,
-            label=conversation.prompt.label,
-            columns=conversation.prompt.metadata,
-            seed=conversation.group_seed,
-        )
+        task = _task(conversation.prompt, conversation.group_seed)
         for attempt in range(self._config.reset_retries + 1):
             environment = self._make()
             try:
@@ -120,13 +114,13 @@ class Episode:
     async def _turns(self, environment: Environment, observation: Observation, first: Conversation) -> Ended:
         """Takes turns until something ends the episode, and says what did."""
         while True:
-            sequence = self._sequence(environment, observation, first)
-            if sequence.finished:
-                return "tokens"
             if self._taken == self._config.max_turns:
                 return "turns"
             if time.monotonic() - self._start > self._config.episode_seconds:
                 return "seconds"
+            sequence = self._sequence(environment, observation, first)
+            if sequence.finished:
+                return "tokens"
             step = await self._turn(environment, observation.agent, sequence)
             if step.observation is None:
                 return "done"
@@ -186,14 +180,7 @@ class Episode:
             raise EnvironmentFailure(f"its observation cannot be written: {error}") from error
 
     async def _bounded(self, what: str, work: Awaitable[Answer]) -> Answer:
-        try:
-            return await within(self._config.step_seconds, work)
-        except TimeoutError:
-            raise EnvironmentFailure(f"its {what} took longer than {self._config.step_seconds:g} seconds") from None
-        except RlpipeError:
-            raise
-        except Exception as error:  # an environment is someone else's program, and may raise anything
-            raise EnvironmentFailure(f"its {what} failed: {type(error).__name__}: {error}") from error
+        return await bounded(what, work, self._config.step_seconds)
 
     async def _closed(self, environment: Environment) -> bool:
         """Whether the environment gave back what it held, within its time."""
@@ -202,6 +189,32 @@ class Episode:
         except Exception:  # the episode is over, and as good as before; the failure is counted
             return False
         return True
+
+
+async def first_tools(config: EnvironmentConfig, prompt: Prompt) -> tuple[Tool, ...]:
+    """The tools that the policy has at the first turn of an episode on `prompt`. Raises EnvironmentFailure."""
+    environment = environment_maker(config)()
+    try:
+        await bounded("reset", environment.reset(_task(prompt, 0)), config.step_seconds)
+        return tuple(environment.tools)
+    finally:
+        await environment.close()
+
+
+def _task(prompt: Prompt, seed: int) -> Task:
+    return Task(prompt.prompt_id, prompt.text, prompt.label, prompt.metadata, seed)
+
+
+async def bounded(what: str, work: Awaitable[Answer], seconds: float) -> Answer:
+    """What an environment answers. Raises EnvironmentFailure where it fails or is late, and RlpipeError as it is."""
+    try:
+        return await within(seconds, work)
+    except TimeoutError:
+        raise EnvironmentFailure(f"its {what} took longer than {seconds:g} seconds") from None
+    except RlpipeError:
+        raise
+    except Exception as error:  # an environment is someone else's program, and may raise anything
+        raise EnvironmentFailure(f"its {what} failed: {type(error).__name__}: {error}") from error
 
 
 def _format(config: EnvironmentConfig, conversation: Conversation, max_prompt_tokens: int) -> ObservedTokens:

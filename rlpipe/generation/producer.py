@@ -17,6 +17,7 @@ from rlpipe.generation.group_source import Batch, GroupSource, Responded
 from rlpipe.generation.inputs import Inputs
 from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.monitoring.console import Console, TaskProgress
+from rlpipe.monitoring.transcripts import Transcript, transcripts
 from rlpipe.shared.errors import RlpipeError, RolloutError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode
@@ -112,6 +113,11 @@ class Rollouts:
         """What the next run's `state` and `pending` have to be for no prompt to be lost."""
         unfinished = self._wait(self._source.unfinished())
         return self.prompts.state, tuple(sorted([*unfinished, *self._pending]))
+
+    def transcripts(self, samples: Sequence[Sample]) -> list[Transcript]:
+        """Some of the episodes of several turns in `samples`, to be read again."""
+        count = self._config.rollout.generate.transcripts_per_iteration
+        return transcripts(samples, count, lambda ids: str(self._inputs.tokenizer.decode(list(ids))))
 
     def grading_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         """How the samples were graded, with the time-outs and errors since the last call."""

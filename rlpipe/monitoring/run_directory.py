@@ -29,6 +29,10 @@ class RunDirectory:
         return self.path / "samples.jsonl"
 
     @property
+    def episodes(self) -> Path:
+        return self.path / "episodes.jsonl"
+
+    @property
     def jit_events(self) -> Path:
         return self.logs / "jit.jsonl"
 

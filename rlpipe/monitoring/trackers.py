@@ -8,16 +8,16 @@ from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import check_names
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.tracker import SampleRow, Tracker
+from rlpipe.monitoring.transcripts import Transcript
 
 
 class JsonLines:
-    """`metrics.jsonl`, one object an iteration, and `samples.jsonl`, one object a sample."""
+    """`metrics.jsonl`, one object an iteration, `samples.jsonl`, one a sample, and `episodes.jsonl`, one an episode."""
 
     def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
         self._directory = directory
-        self.notes = [
-            note for path in (directory.metrics, directory.samples) for note in drop_rows_from(path, first_iteration)
-        ]
+        files = (directory.metrics, directory.samples, directory.episodes)
+        self.notes = [note for path in files for note in drop_rows_from(path, first_iteration)]
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         append_json_line(self._directory.metrics, {"iteration": iteration, **metrics})
@@ -26,6 +26,10 @@ class JsonLines:
         for row in rows:
             append_json_line(self._directory.samples, {"iteration": iteration, **row})
 
+    def log_episodes(self, iteration: int, transcripts: Sequence[Transcript]) -> None:
+        for row in transcripts:
+            append_json_line(self._directory.episodes, {"iteration": iteration, **row})
+
     def close(self, failed: bool) -> None:
         """Every row is on disk already."""
 
@@ -33,8 +37,9 @@ class JsonLines:
 class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a run as one. A metric that is not in the dictionary is an error. `notes` are for the user."""
 
-    def __init__(self, trackers: list[Tracker], notes: Sequence[str] = ()) -> None:
+    def __init__(self, trackers: list[Tracker], notes: Sequence[str] = (), lines: JsonLines | None = None) -> None:
         self._trackers = trackers
+        self._lines = lines
         self.notes = tuple(notes)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -45,6 +50,11 @@ class Trackers(AbstractContextManager["Trackers"]):
     def log_samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
         for tracker in self._trackers:
             tracker.log_samples(iteration, rows)
+
+    def log_episodes(self, iteration: int, transcripts: Sequence[Transcript]) -> None:
+        """Only the run's folder keeps them."""
+        if self._lines is not None:
+            self._lines.log_episodes(iteration, transcripts)
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         for tracker in self._trackers:
@@ -63,4 +73,4 @@ def open_trackers(config: Config, directory: RunDirectory, first_iteration: int)
         from rlpipe.monitoring.wandb import WeightsAndBiases
 
         trackers.append(WeightsAndBiases(config, directory))
-    return Trackers(trackers, lines.notes)
+    return Trackers(trackers, lines.notes, lines)

@@ -19,6 +19,7 @@ class IterationRecord:
         self.number = number
         self.metrics: dict[str, float] = {}
         self.sample_rows: list[dict[str, object]] = []
+        self.transcripts: list[dict[str, object]] = []
         self.until_finished = ExitStack()
         self._clock = PhaseClock()
         # The iteration begins where the one before ended, so writing that one's row is this one's first phase.
@@ -99,4 +100,5 @@ class IterationLog:
                 self._trackers.log(number, record.metrics)
                 if record.sample_rows:
                     self._trackers.log_samples(number, record.sample_rows)
+                self._trackers.log_episodes(number, record.transcripts)
                 self._console.row(number, record.metrics)

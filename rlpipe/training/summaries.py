@@ -5,6 +5,7 @@ from statistics import fmean, pstdev
 
 from rlpipe.generation.group_source import Batch
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
+from rlpipe.training.episode_metrics import episode_metrics
 from rollout.requests import EngineUsage
 
 
@@ -29,6 +30,7 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
     }
     if len(episodes) < len(samples):
         metrics |= _branch_metrics(samples, episodes)
+    metrics |= episode_metrics(episodes)
     if verdicts:
         metrics["rollout/accuracy"] = fmean(verdicts)
     if spans:

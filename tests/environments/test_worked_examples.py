@@ -39,13 +39,14 @@ def test_the_grid_rewards_each_turn_by_whether_it_comes_nearer(tokenizer):
 
 
 def test_a_calculation_takes_pairs_and_ends_in_an_answer(tokenizer):
-    row = {"prompt": "12+30+7=?", "label": "49"}
-    settings = {"format": "text", "tool_format": "brackets"}
+    row = {"prompt": "12+30+7=?", "label": "49", "expression": "12+30+7"}
+    settings = {"format": "text", "tool_format": "brackets", "options": {"call_reward": 0.25}}
     (sample,), reward = played(
         tokenizer, "calculation", row, "<<12+30>>", "<<42+7+1>>", "<<42+7>>", " Answer: 49<end>", **settings
     )
     assert text_of(sample, tokenizer) == "<<12+30>> = 42 <<42+7+1>> = ? <<42+7>> = 49  Answer: 49<|im_end|>"
-    assert (reward.score, reward.correct) == (1.0, True)
+    assert [turn.reward for turn in sample.turns] == [0.25, 0.0, 0.25, None]
+    assert (reward.score, reward.correct) == (1.5, True)
     _, reward = played(tokenizer, "calculation", row, "Answer: 48<end>", **settings)
     assert (reward.score, reward.correct) == (0.0, False)
 

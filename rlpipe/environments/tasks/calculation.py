@@ -5,16 +5,19 @@ The tool never miscalculates; what is to be learned is which numbers to hand it,
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlpipe.environments.protocol import Message, Observation, Task
+from rlpipe.environments.protocol import Action, Message, Observation, Step, Task
 from rlpipe.environments.tool_task import ToolTask
-from rlpipe.environments.tools import ToolAnswer, tool_of
+from rlpipe.environments.tools import ToolAnswer, ToolBox, tool_of
 from rlpipe.generation.calculator import evaluate
 from rlpipe.shared.errors import ConfigError
 
 _ANSWER = re.compile(r"Answer: (-?\d+)\s*$")
+_SUM = re.compile(r"\s*\d+\s*\+\s*\d+\s*")
 _PAIR = re.compile(r"\s*\d+\s*[-+*]\s*\d+\s*")
 
 
@@ -24,8 +27,8 @@ def calculate(expression: str) -> str:
 
 
 class Calculation(ToolTask):
-    """The answer is right where it equals the row's label. `call_reward` is given at the end for every useful call that
-    the episode made, up to those that are needed: the sum of two numbers that were still to be added."""
+    """The answer is right where it equals the row's label, and then earns 1. `call_reward` is earned by a turn whose
+    call adds two numbers that are still to be added: of the row's `expression`, or sums that earlier calls made."""
 
     tools = (tool_of(calculate),)
 
@@ -33,6 +36,8 @@ class Calculation(ToolTask):
         if operands < 2 or digits < 1:
             raise ConfigError(f"environment 'calculation': {operands} operands of {digits} digits; at least 2 and 1")
         super().__init__()
+        self._call_reward = call_reward
+        self._left: Counter[int] = Counter()
         self._operands = operands
         self._digits = digits
         self._label = ""
@@ -50,7 +55,13 @@ class Calculation(ToolTask):
 
     async def reset(self, task: Task) -> Observation:
         self._label = task.label
+        self._left = Counter(map(int, str(task.columns.get("expression", "")).split("+")))
         return Observation()
+
+    async def step(self, action: Action, toolbox: ToolBox) -> Step:
+        step = await super().step(action, toolbox)
+        useful = sum(self._is_useful(str(call.arguments.get("expression", ""))) for call in action.calls)
+        return replace(step, reward=self._call_reward * useful) if action.calls else step
 
     async def answered(self, text: str) -> tuple[bool, float]:
         found = _ANSWER.search(text)
@@ -60,13 +71,24 @@ class Calculation(ToolTask):
     def told(self, answers: Sequence[ToolAnswer]) -> Observation:
         return Observation((Message("tool", f" = {answers[-1].text} "),))
 
+    def _is_useful(self, expression: str) -> bool:
+        """Whether the call brings the sum nearer; its numbers are then used up."""
+        numbers = Counter(map(int, expression.split("+"))) if _SUM.fullmatch(expression) else Counter()
+        if numbers.total() != 2 or numbers - self._left:
+            return False
+        self._left += Counter([sum(numbers.elements())])
+        self._left -= numbers
+        return True
+
     def _row(self, numbers: tuple[int, ...]) -> dict[str, Any]:
         total, steps = numbers[0], []
         for number in numbers[1:]:
             steps.append(f"<<{total}+{number}>> = {total + number}")
             total += number
+        expression = "+".join(map(str, numbers))
         return {
-            "prompt": "+".join(map(str, numbers)) + "=?",
+            "prompt": f"{expression}=?",
             "label": str(total),
+            "expression": expression,
             "steps": f"{' '.join(steps)} Answer: {total}",
         }

@@ -29,6 +29,7 @@ class History:
     rows: tuple[dict[str, Any], ...]
     samples: tuple[dict[str, Any], ...]
     config_yaml: str
+    episodes: tuple[dict[str, Any], ...] = ()
     ranks: tuple[dict[str, Any], ...] = ()
     jit_events: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ def read_history(folder: Path) -> History:
         name=_printable(folder.resolve().name),
         rows=tuple(rows),
         samples=tuple(reader.rows(directory.samples, lambda row: True)),
+        episodes=tuple(reader.rows(directory.episodes, lambda row: True)),
         config_yaml=directory.config.read_text(encoding="utf-8", errors="replace"),
         ranks=tuple(reader.rows(directory.ranks, _is_rank)),
         jit_events=tuple(reader.rows(directory.jit_events, _is_event)),

@@ -12,6 +12,7 @@ from rlpipe.monitoring.metric_dictionary import METRICS
 from rlpipe.monitoring.panels import GROUPS, Group, Panel, name_pattern
 from rlpipe.monitoring.report.advice import advice
 from rlpipe.monitoring.report.chart import Curve, Point, chart
+from rlpipe.monitoring.report.episodes import episode_articles
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.html import Raw, cards, number, page, section, table
 from rlpipe.monitoring.report.series import label, phase_label, slot, text, unit
@@ -52,6 +53,7 @@ def render(history: History) -> str:
             section("Ranks, last iteration", _rank_table(history)),
             section("Compilation", _compilation_table(history)),
             section("Samples", _samples(history)),
+            section("Episodes", episode_articles(history.episodes)),
             section("Iterations", _iteration_table(history)),
             section(
                 "Configuration",

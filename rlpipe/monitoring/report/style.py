@@ -69,6 +69,9 @@ td.text, th.text { text-align: left; white-space: normal; min-width: 15em }
 .sample small { color: var(--soft); display: block; margin: .6em 0 .1em }
 pre { background: var(--head); border-radius: 6px; padding: .6em .8em; margin: 0; overflow: auto; max-height: 16em;
   white-space: pre-wrap; font: 12.5px/1.45 ui-monospace, monospace }
+.episode { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .6em .8em }
+.episode small { color: var(--soft); display: block; margin: .5em 0 .1em } .episode .context pre { background: none }
+.episode .policy pre { border-left: 3px solid var(--good) } .episode .policy { margin-left: 1em }
 details { margin: .8em 0 } summary { cursor: pointer; color: var(--soft) }
 details pre { max-height: none; margin-top: .5em }
 """
