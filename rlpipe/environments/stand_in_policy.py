@@ -59,9 +59,7 @@ class StandInPolicy:
             return self._call(self._random.choice(self._tools))
         if self._random.random() < 0.1:
             return '<tool_call>{"name": </tool_call>'
-        return "".join(
-            self._random.choices(_LETTERS, k=self._random.randint(1, 12))
-        )
+        return "".join(self._random.choices(_LETTERS, k=self._random.randint(1, 12)))
 
     def _call(self, tool: Tool) -> str:
         properties = tool.parameters.get("properties", {})
