@@ -88,6 +88,10 @@ class GenerateRequest:
     """One response to generate, or to go on with: `partial` counts within `sampling.max_new_tokens`.
 
     `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait.
+
+    `conversation_id`: turns of one conversation, each with the tokens of those before in its prompt, go to the engine
+    that has them in its cache. `group_id`: requests with one prompt share an engine. Both only move requests, and
+    change no answer; "" for none.
     """
 
     request_id: str
@@ -96,6 +100,8 @@ class GenerateRequest:
     seed: int
     partial: PartialResponse = PartialResponse()
     urgent: bool = False
+    conversation_id: str = ""
+    group_id: str = ""
 
     @property
     def most_tokens(self) -> int:
