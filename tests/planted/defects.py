@@ -99,7 +99,7 @@ _ALGORITHMS = [
         "rlpipe/config/algorithm.py",
         "(stale or self.updates_per_iteration > 1)",
         "stale",
-        "rlpipe/test_train_end_to_end.py::test_a_run_logs_every_phase_and_agrees_with_the_engine",
+        "rlpipe/test_advantages_config.py::test_the_policy_before_the_update_is_asked_where_the_update_leaves_it",
     ),
 ]
 
@@ -366,8 +366,7 @@ _ROLLOUT = [
         "        return tuple(replace(branch, reward=reward) for branch in episode)",
         "        last, self._last = getattr(self, '_last', reward), reward\n"
         "        return tuple(replace(branch, reward=last) for branch in episode)",
-        "rlpipe/test_train_end_to_end.py",
-        "rewards or logs_every_phase",
+        "rlpipe/test_train_end_to_end.py::test_every_sample_has_the_reward_of_its_own_response",
     ),
     Defect(
         "the label is shown to the policy",

@@ -34,6 +34,14 @@ def test_impossible_pairs_are_refused(settings, sentence):
         AlgorithmConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    ("old_policy", "updates", "stale", "needed"),
+    [("actor", 1, False, False), ("actor", 2, False, True), ("actor", 1, True, True), ("rollout", 2, True, False)],
+)
+def test_the_policy_before_the_update_is_asked_where_the_update_leaves_it(old_policy, updates, stale, needed):
+    assert AlgorithmConfig(old_policy=old_policy, updates_per_iteration=updates).needs_old_pass(stale) == needed
+
+
 MINIMAL = {
     "run": {"name": "r", "iterations": 2},
     "model": {"path": "policy"},

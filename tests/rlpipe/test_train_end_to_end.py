@@ -1,5 +1,6 @@
 """Whole runs by the command line: real Ray, SGLang and Megatron-core on a CPU; exact resume; nothing left behind."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from parity_grader import response_is_even
 from run_support import (
     TRACKED,
     UNTRACKED,
@@ -62,6 +64,12 @@ def test_a_run_leaves_its_files(four):
     assert str(run / "report.png") in output
     assert list((run / "tensorboard").iterdir())
     assert list(run.glob("wandb/offline-run-*"))
+
+
+def test_every_sample_has_the_reward_of_its_own_response(four):
+    rows = [json.loads(line) for line in (four[0] / "small/samples.jsonl").read_text().splitlines()]
+    assert len({row["reward"] for row in rows}) > 1
+    assert [row["reward"] for row in rows] == [response_is_even(row["response"], row["label"]).score for row in rows]
 
 
 def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path):
