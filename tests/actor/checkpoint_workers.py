@@ -1,10 +1,12 @@
 """What the checkpoint tests run inside spawned workers; imports Megatron."""
 
+import random
 import resource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from train_workers import split, streamed_states, trainer, weights, whole_batch
 
@@ -95,8 +97,10 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
     if steps_before:
         two_steps(policy)
     saver = Checkpointer(policy, keep=2)
+    seed_generators(dist.get_rank())
     final = saver.save(folder, 2, {"position": [1, 2, 3]})
     appeared_early = final.exists()
+    drawn = random_numbers()
     metrics = two_steps(policy)
     saver.finish()
     expected = weights(policy)
@@ -106,6 +110,7 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
     if twin.reference:
         twin.set_reference()
     driver_state = Checkpointer(twin, keep=2).load(final)
+    drawn_again = random_numbers()
     resumed = two_steps(twin)
     found = weights(twin)
     return {
@@ -114,9 +119,21 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
         "same_metrics": metrics == resumed,
         "same_weights": all(np.array_equal(expected[name], found[name]) for name in expected),
         "same_reference": _reference_bits(twin) == _reference_bits(policy),
+        "drawn": (drawn, drawn_again),
         "counts": (twin.counts, policy.counts),
         "files": sorted(file.name for file in final.iterdir()),
     }
+
+
+def seed_generators(rank: int) -> None:
+    """Each process draws numbers of its own."""
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+
+
+def random_numbers() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
 def reshard(path: Path, folder: Path, saved: dict[str, Any], loaded: dict[str, Any], **options: Any) -> tuple[Any, Any]:

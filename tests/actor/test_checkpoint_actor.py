@@ -50,6 +50,7 @@ def _assert_exact(found):
     assert found["driver_state"] == {"position": [1, 2, 3]}
     assert found["same_metrics"] and found["same_weights"] and found["same_reference"]
     assert found["counts"][0] == found["counts"][1]
+    assert found["drawn"][0] == found["drawn"][1]
     assert "state.json" in found["files"]
 
 

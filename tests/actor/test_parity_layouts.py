@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from model_support import DENSE, GDN, GDN_MOE, MOE, add_mtp, in_worker, mtp_answer, write_checkpoint
+from model_support import DENSE, GDN, GDN_MOE, MOE, TinyModel, add_mtp, in_worker, mtp_answer, write_checkpoint
 from train_support import make_pack, run_processes
 
 MODELS = {model.name: model for model in (DENSE, MOE, GDN, GDN_MOE)}
+TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
 LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
 PACKS = [make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
@@ -18,6 +19,7 @@ TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "tp2": (("dense", "gdn"), {"parallel": {"tensor": 2}}),
     "tp2_sp": (tuple(MODELS), {"parallel": TP2SP}),
     "pp2": (tuple(MODELS), {"parallel": {"pipeline": 2}}),
+    "pp2_tied": (("tied",), {"parallel": {"pipeline": 2}}),
     "pp2_vpp2": (("dense", "gdn_moe"), {"parallel": {"pipeline": 2, "virtual_pipeline": 2}}),
     "dp2": (tuple(MODELS), {}),
     "dp2_mtp": (("mtp",), MTP),
@@ -55,13 +57,13 @@ def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("layouts")
-    found = {name: write_checkpoint(model, folder) for name, model in MODELS.items()}
+    found = {name: write_checkpoint(model, folder) for name, model in (MODELS | {"tied": TIED}).items()}
     return found | {"mtp": add_mtp(found["gdn_moe"], folder / "mtp")}
 
 
 @pytest.fixture(scope="module")
 def single(paths):
-    return _run(1, {"1": (tuple(MODELS), {}), "1_mtp": (("mtp",), MTP)}, paths)
+    return _run(1, {"1": ((*MODELS, "tied"), {}), "1_mtp": (("mtp",), MTP)}, paths)
 
 
 @pytest.fixture(scope="module")

@@ -140,13 +140,14 @@ def splits_of_a_batch(paths):
 
 
 def skipped_steps(paths):
-    policy = trainer(paths["dense"])
+    warming = OptimizerConfig(learning_rate=1e-2, warmup_steps=8)  # each applied step has another rate
+    policy = trainer(paths["dense"], optimizer=warming)
     good, bad = split(whole_batch(), [range(4), range(4, 8)])
     first = step(policy, [good, bad])
     before, state = weights(policy), masters_and_moments(policy)
     report = policy.train_step([good, poisoned(bad)], POLICY)
     after, state_after = weights(policy), masters_and_moments(policy)
-    twin = trainer(paths["dense"])
+    twin = trainer(paths["dense"], optimizer=warming)
     return {
         "report": report,
         "bad_ids": bad.sample_ids,

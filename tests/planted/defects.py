@@ -223,7 +223,8 @@ _MODEL = [
         "actor/hf/load_weights.py",
         "        _copy_tied(entries, mine)\n",
         "",
-        "actor/test_hf_weights.py::test_what_was_loaded_streams_out_unchanged",
+        "actor/test_parity_layouts.py::test_two_processes_train_as_one",
+        "tied",
     ),
     Defect(
         "the reference pass uses the policy",
@@ -334,7 +335,7 @@ _RESUME = [
         "rlpipe/generation/group_source.py",
         "        groups = [*self._waiting, *self._broken, *self._tasks.values(), *finished]\n",
         "        groups = [*self._waiting, *self._broken, *finished]\n",
-        "rlpipe/test_rollouts_end_to_end.py::test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again",
+        "rlpipe/test_group_source.py::test_async_hands_out_groups_as_they_finish_within_the_staleness",
     ),
 ]
 
