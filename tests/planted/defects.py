@@ -388,7 +388,7 @@ _ROLLOUT = [
         "rollout/requests.py",
         'f"{run_seed}/{sample_id}"',
         'f"{run_seed}"',
-        "rollout/test_rollout_engine.py::test_seeds_alone_distinguish_samples_of_one_prompt",
+        "rollout/test_rollout_parts.py::test_seeds_are_63_bits_and_differ_by_run_and_sample",
     ),
     Defect(
         "the versions of a continued response are forgotten",
