@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpipe import __version__
+from rlpipe.commands.default_command import WithDefaultCommand
 from rlpipe.commands.environment import make_folder_importable, set_defaults
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
@@ -41,6 +42,12 @@ recipes = typer.Typer(help="Configurations that come with rlpipe.", no_args_is_h
 app.add_typer(recipes, name="recipes")
 environments = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
 app.add_typer(environments, name="env")
+launches = typer.Typer(
+    cls=WithDefaultCommand,
+    help="Train on a cluster: `rlpipe launch CONFIG --cluster NAME [KEY=VALUE]...`; and what becomes of it.",
+    no_args_is_help=True,
+)
+app.add_typer(launches, name="launch")
 commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
 app.add_typer(commguard, name="commguard")
 
@@ -235,6 +242,21 @@ def status(
         typer.echo(run_status(run_dir))
 
 
+@app.command(epilog=example("rlpipe health runs --silent-seconds 1800"))
+def health(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS]", help="Folder of runs, as run.directory.")] = Path("runs"),
+    silent_seconds: Annotated[
+        float, typer.Option("--silent-seconds", min=1, help="A run that writes nothing for longer is not healthy.")
+    ] = 3600.0,
+    debug: Debug = False,
+) -> None:
+    """Say by the exit code whether the runs that this machine holds still move, as a container's health check asks."""
+    with one_sentence(debug):
+        from rlpipe.commands.run_health import check_health
+
+        typer.echo(check_health(runs, silent_seconds))
+
+
 @app.command(epilog=example("rlpipe logs runs/demo engine --follow"))
 def logs(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
@@ -318,7 +340,9 @@ def plan(
             raise typer.Exit(1)
 
 
-@app.command(epilog=example("rlpipe launch configs/recipes/qwen3_8b_dapo.yaml --cluster slurm_2x8x141gb --dry-run"))
+@launches.command(
+    "run", epilog=example("rlpipe launch configs/recipes/qwen3_8b_dapo.yaml --cluster slurm_2x8x141gb --dry-run")
+)
 def launch(
     config: ConfigPath,
     cluster: ClusterName,
@@ -326,7 +350,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would run.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes."""
+    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes. The word `run` may be left out."""
     with one_sentence(debug):
         from rlpipe.commands.launch import launch as prepare_launch
 
@@ -335,6 +359,45 @@ def launch(
             typer.echo(prepared.script(), nl=False)
             return
         raise typer.Exit(prepared.run())
+
+
+@launches.command(
+    "status", epilog=example("rlpipe launch status configs/demo/arithmetic.yaml --cluster slurm_2x8x141gb")
+)
+def launch_status(config: ConfigPath, cluster: ClusterName, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Say how the jobs of a launched run stand, and the run itself."""
+    with one_sentence(debug):
+        from rlpipe.commands.launch import job_status
+
+        typer.echo(job_status(config, overrides or [], cluster))
+
+
+@launches.command(
+    "cancel", epilog=example("rlpipe launch cancel configs/demo/arithmetic.yaml --cluster slurm_2x8x141gb")
+)
+def launch_cancel(
+    config: ConfigPath,
+    cluster: ClusterName,
+    overrides: Overrides = None,
+    now: Annotated[bool, typer.Option("--now", help="Without a checkpoint.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Save a checkpoint and end a launched run."""
+    with one_sentence(debug):
+        from rlpipe.commands.launch import cancel_job
+
+        typer.echo(cancel_job(config, overrides or [], cluster, now))
+
+
+@launches.command(
+    "requeue", epilog=example("rlpipe launch requeue configs/demo/arithmetic.yaml --cluster slurm_2x8x141gb")
+)
+def launch_requeue(config: ConfigPath, cluster: ClusterName, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Save a checkpoint and let a Slurm job wait in the queue again, where it resumes."""
+    with one_sentence(debug):
+        from rlpipe.commands.launch import requeue_job
+
+        typer.echo(requeue_job(config, overrides or [], cluster))
 
 
 @recipes.command("list")

@@ -72,7 +72,8 @@ esac
 host=${2%:*}
 port=${2##*:}
 
-export RAY_USAGE_STATS_ENABLED=0
+# A node ends when its driver has ended, so there is nothing for which Ray would have to wait.
+export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 # Short, because names of Unix sockets lie below it.
 folder=$(mktemp -d /tmp/rlpipe-ray-XXXXXX)
 options=(--node-ip-address="$address" --temp-dir="$folder" --block)

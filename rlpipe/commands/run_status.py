@@ -39,7 +39,7 @@ def _facts(directory: RunDirectory) -> Iterator[tuple[str, str]]:
     rows = [row for row in found.rows if isinstance(row.get("iteration"), int)]
     iterations = _iterations(directory)
     done = max((row["iteration"] for row in rows), default=None)
-    owner = _running(directory.path)
+    owner = lock_owner(directory.path)
     yield "run", str(directory.path)
     if owner is not None:
         yield "state", f"running: process {owner['pid']} on {owner['host']} since {owner['since']}"
@@ -90,13 +90,15 @@ def _iterations(directory: RunDirectory) -> int:
         raise DataError(f"{directory.config}: run.iterations cannot be read; restore the run's configuration") from None
 
 
-def _running(folder: Path) -> dict[str, Any] | None:
-    """Who holds the run's lock. The file of a process that was killed stays, so on this host the process counts."""
+def lock_owner(folder: Path, here: bool = False) -> dict[str, Any] | None:
+    """Who holds the run's lock, `here`: if that is a process of this host. The file of a process that was killed stays,
+    so on this host the process counts.
+    """
     try:
         owner = json.loads(lock_path(folder.resolve()).read_bytes())
         since = datetime.fromisoformat(owner["since"]).timestamp()
         if owner["host"] != socket.gethostname():
-            return dict(owner)
+            return None if here else dict(owner)
         started = psutil.Process(owner["pid"]).create_time()
     except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
         return None

@@ -1,10 +1,14 @@
 """A cluster: what its nodes have, how jobs get there, what runs must know about it. One file in configs/clusters."""
 
+import math
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlpipe.config.base import Section
+
+_TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 
 
 class NodeConfig(Section):
@@ -98,11 +102,31 @@ class SpeedsConfig(Section):
     """Weights sent between processes on a CPU."""
 
 
+class ContainerConfig(Section):
+    """A container that all processes of a Slurm job run in. The working folder and rlpipe's own files are mounted at
+    their places; `run.directory`, models and data elsewhere need a mount."""
+
+    runtime: Literal["pyxis", "apptainer"]
+    """NVIDIA's plugin of Slurm, which runs images with Enroot, or Apptainer, which is a program on all nodes."""
+
+    image: str
+    """As the runtime names it: `registry#name:tag` or a .sqsh file, or a .sif file."""
+
+    mounts: list[str] = Field(default_factory=list)
+    """Folders of the node in the container: `/data`, `/data:/where` or `/data:/where:ro`."""
+
+    programs: str = "/opt/rlpipe/.venv/bin"
+    """Folder of `rlpipe` and `ray` in the image; the default is that of docker/Dockerfile.gpu."""
+
+    options: list[str] = Field(default_factory=list)
+    """Further arguments of srun (pyxis) or of `apptainer exec`, for instance `--no-container-mount-home`."""
+
+
 class SlurmConfig(Section):
     """What sbatch is told."""
 
     time_limit: str = "24:00:00"
-    """Wall-clock limit."""
+    """Wall-clock limit, as Slurm writes it: minutes, hours:minutes:seconds, days-hours:minutes:seconds, UNLIMITED."""
 
     partition: str | None = None
     """Partition; the cluster's default when empty."""
@@ -110,8 +134,44 @@ class SlurmConfig(Section):
     account: str | None = None
     """Account; the user's default when empty."""
 
+    qos: str | None = None
+    """Quality of service; the default of user and partition when empty."""
+
+    constraint: str | None = None
+    """Features that nodes must have, for instance `h100&ib`."""
+
+    reservation: str | None = None
+    """Reservation to run in."""
+
+    requeues: int = Field(1000, ge=0)
+    """How often a job that its time limit stops goes back into the queue by itself."""
+
+    container: ContainerConfig | None = None
+    """Container of all processes; none when empty."""
+
     extra: list[str] = Field(default_factory=list)
     """Further arguments of sbatch, for instance `--exclusive`."""
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """Infinite for UNLIMITED. Raises ValueError for what Slurm cannot read."""
+        if self.time_limit.upper() in ("UNLIMITED", "INFINITE"):
+            return math.inf
+        found = _TIME_LIMIT.fullmatch(self.time_limit)
+        if found is None:
+            raise ValueError(
+                f"time_limit is {self.time_limit!r}: write minutes, hours:minutes:seconds, days-hours:minutes:seconds "
+                "or UNLIMITED"
+            )
+        days, rest = found["days"], [int(part) for part in found["rest"].split(":")]
+        # Without days, one or two parts are minutes and seconds; with them, hours come first.
+        units = (3600, 60, 1) if days or len(rest) == 3 else (60, 1)
+        return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(rest, units, strict=False))
+
+    @model_validator(mode="after")
+    def _time_limit_can_be_read(self) -> Self:
+        _ = self.time_limit_seconds
+        return self
 
 
 class VolumeConfig(Section):
@@ -123,9 +183,15 @@ class VolumeConfig(Section):
     path: str
     """Mount point."""
 
+    folder: str | None = None
+    """Folder of the volume that is mounted; all of it when empty."""
+
+    read_only: bool = False
+    """Models and data that no run may change."""
+
 
 class KubernetesConfig(Section):
-    """What a KubeRay RayJob is told."""
+    """What a KubeRay RayJob is told. The run's configuration travels in a ConfigMap, so the image need not hold it."""
 
     image: str
     """Image with rlpipe, see docker/Dockerfile.gpu."""
@@ -136,14 +202,55 @@ class KubernetesConfig(Section):
     secret: str | None = None
     """Kubernetes secret whose entries become environment variables of all pods; the manifest holds its name only."""
 
+    image_pull_secrets: list[str] = Field(default_factory=list)
+    """Kubernetes secrets of registries that the image is pulled with."""
+
+    service_account: str | None = None
+    """Service account of all pods; the namespace's default when empty. It needs no rights, and no token is mounted."""
+
     volumes: list[VolumeConfig] = Field(default_factory=list)
     """Claims shared by all pods: models, data and `run.directory` must lie on them."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes to use."""
 
+    tolerations: list[dict[str, Any]] = Field(default_factory=list)
+    """Taints of those nodes that the pods bear, as Kubernetes writes them."""
+
+    cpus: int | None = Field(None, ge=1)
+    """CPUs of a pod; nine tenths of `node.cpus` when empty, since the node's own pods need the rest."""
+
+    memory_gigabytes: float | None = Field(None, gt=0)
+    """Memory of a pod, shared memory included; nine tenths of `node.memory_gigabytes` when empty."""
+
     shared_memory_gigabytes: float = Field(64, gt=0)
     """Size of /dev/shm in a pod; Ray's object store lies there."""
+
+    devices: dict[str, int] = Field(default_factory=dict)
+    """Further devices of a pod, by resource name, for instance `rdma/hca_shared: 1` or `vpc.amazonaws.com/efa: 32`.
+    With them the container may lock memory (IPC_LOCK), as RDMA needs it."""
+
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of all pods, for instance those of a second network."""
+
+    priority_class: str | None = None
+    """Priority class of all pods."""
+
+    queue: str | None = None
+    """Kueue's local queue that admits the job as a whole."""
+
+    user: int = Field(1000, ge=1)
+    """User and group id of all processes; volumes are given to this group."""
+
+    dashboard_token: bool = True
+    """Ray, its dashboard included, asks for a token that KubeRay (1.5 or newer) makes for the job."""
+
+    pod: dict[str, Any] = Field(default_factory=dict)
+    """Raw pod template, laid over that of every Ray pod. Mappings merge; lists of things with names (containers, of
+    which ours is `rlpipe`, volumes, variables) merge by name, other lists are replaced."""
+
+    job: dict[str, Any] = Field(default_factory=dict)
+    """Raw RayJob, laid over the whole in the same way."""
 
 
 class ClusterConfig(Section):

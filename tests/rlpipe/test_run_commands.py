@@ -1,7 +1,9 @@
 """`rlpipe status`, `rlpipe logs` and `rlpipe report A B`, as a user calls them."""
 
 import json
+import os
 import socket
+import time
 
 import typer
 from typer.testing import CliRunner
@@ -92,7 +94,7 @@ def test_the_example_in_each_help_names_what_is_there():
             context = typer.main.get_command(app).make_context("rlpipe", list(words), resilient_parsing=False)
             examples.append(words)
             assert words[0] in context.command.list_commands(context)
-            names = words[2 if words[1:2] == ["copy"] or words[0] == "commguard" else 1 :]
+            names = words[2 if words[1] in ("copy", "status", "cancel", "requeue") or words[0] == "commguard" else 1 :]
             command.make_context(words[0], list(names))
             assert all((ROOT / word).is_file() for word in names if word.endswith(".yaml")), words
     assert len(examples) >= 14
@@ -119,3 +121,28 @@ def test_dry_runs_of_every_way_to_run_start_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
     assert "no `sft` section" in dry_run("sft", "arithmetic.yaml").output
     assert "eval.datasets is empty" in dry_run("eval", "arithmetic.yaml", "eval.datasets=[]").output
+
+
+def test_health_asks_whether_the_runs_of_this_machine_move(tmp_path):
+    run = tmp_path / "mine"
+    (run / "logs").mkdir(parents=True)
+    log = run / "logs" / "engine_0.log"
+    log.write_text("decoding\n")
+    (run / "metrics.jsonl").write_text("{}\n")
+
+    def health(*options: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["health", str(tmp_path), *options])
+        return result.exit_code, result.output
+
+    assert health() == (0, "no run goes on here\n")
+    with run_lock(run):
+        assert health()[0] == 0
+        for path in (log, run / "metrics.jsonl"):
+            os.utime(path, (time.time() - 5000, time.time() - 5000))
+        code, said = health()
+        assert code == EXIT_CODE and f"{run} has written nothing for 1 h 23 min" in said
+        assert health("--silent-seconds", "6000")[0] == 0
+        owner = json.loads(lock_path(run).read_text())
+        lock_path(run).write_text(json.dumps(owner | {"host": "another"}))
+        assert health() == (0, "no run goes on here\n")
+    assert health() == (0, "no run goes on here\n")

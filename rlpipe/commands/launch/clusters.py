@@ -1,13 +1,19 @@
 """Cluster files: finding one by name, and whether a run fits the cluster's GPUs."""
 
 import difflib
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_section
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ConfigError, ResourceError
 from rlpipe.shared.project_files import CLUSTERS
+
+_PATH = re.compile(r"[~/][\w./~-]+")  # a string that YAML reads as itself
 
 
 def load_cluster(name: str) -> ClusterConfig:
@@ -26,6 +32,11 @@ def cluster_names() -> list[str]:
     return sorted(path.stem for path in CLUSTERS.glob("*.yaml"))
 
 
+def settings_of(cluster: ClusterConfig) -> list[str]:
+    """The cluster's settings of runs, as overrides."""
+    return _as_overrides(cluster.settings)
+
+
 def check_gpus(config: Config, cluster: ClusterConfig, name: str) -> None:
     """Raises ResourceError when the run reserves more GPUs than the cluster has; a CPU cluster takes any run."""
     needed = config.needed_gpus
@@ -35,3 +46,15 @@ def check_gpus(config: Config, cluster: ClusterConfig, name: str) -> None:
             f"{config.rollout.engine.tensor_parallel}), but cluster {name!r} has {cluster.gpus}: "
             f"set nodes in its file to {-(-needed // cluster.node.gpus)}, or lower actor.processes or rollout.engines"
         )
+
+
+def _as_overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """{"a": {"b": 1}} -> ["a.b=1"]."""
+    overrides = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            overrides += _as_overrides(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) and _PATH.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+            overrides.append(f"{prefix}{key}={text}")
+    return overrides

@@ -2,27 +2,22 @@
 
 import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlpipe.commands.launch.clusters import check_gpus, load_cluster
+from rlpipe.commands.launch.clusters import check_gpus, load_cluster, settings_of
 from rlpipe.commands.launch.kubernetes import manifest
+from rlpipe.commands.launch.scheduler_program import require
+from rlpipe.commands.launch.slurm import job_variables, sbatch
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
-from rlpipe.shared.errors import ConfigError, ResourceError
+from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.project_files import ROOT, SCRIPTS
-
-_PATH = re.compile(r"[~/][\w./~-]+")  # a string that YAML reads as itself
-# What sbatch hands on besides the cluster's own variables; everything else stays on the submitting host.
-_ALWAYS_EXPORTED = ("HOME", "PATH", "USER", "LANG")
 
 
 @dataclass(frozen=True)
@@ -52,8 +47,7 @@ class Launch:
 
     def run(self) -> int:
         """Run it and return its exit code. Raises ResourceError when the command is not installed."""
-        if shutil.which(self.command[0]) is None:
-            raise ResourceError(f"{self.command[0]} is not installed here: launch from a host that has it")
+        require(self.command[0])
         done = subprocess.run(
             self.command,
             cwd=self.folder,
@@ -72,7 +66,7 @@ def launch(config_path: Path, overrides: Sequence[str], cluster_name: str) -> La
     Raises ConfigError for a wrong file, ResourceError for a run that needs more GPUs than there are.
     """
     cluster = load_cluster(cluster_name)
-    settings = [*_as_overrides(cluster.settings), *overrides]
+    settings = [*settings_of(cluster), *overrides]
     config = load_config(config_path, settings)
     check_gpus(config, cluster, cluster_name)
     arguments = (_as_seen_by_the_job(config_path, cluster), *settings)
@@ -96,34 +90,13 @@ def _ray(config: Config, cluster: ClusterConfig, title: str, arguments: tuple[st
 
 
 def _slurm(config: Config, cluster: ClusterConfig, title: str, arguments: tuple[str, ...]) -> Launch:
-    slurm, node = cluster.slurm, cluster.node
-    variables = _environment(cluster) | {
-        **_programs(),
-        "RLPIPE_SCRIPTS": str(SCRIPTS),
-        "RLPIPE_RAY_PORT": str(cluster.ray_port),
-        "RLPIPE_NODE_CPUS": str(node.cpus),
-        "RLPIPE_NODE_GPUS": str(node.gpus),
-    }
-    names = (*_ALWAYS_EXPORTED, *variables, *cluster.secrets)
-    options = [
-        f"--job-name={config.run.name}",
-        f"--nodes={cluster.nodes}",
-        f"--cpus-per-task={node.cpus}",
-        f"--mem={int(node.memory_gigabytes * 1000)}M",
-        f"--time={slurm.time_limit}",
-        *([f"--gpus-per-node={node.gpus}"] if node.gpus else []),
-        *([f"--partition={slurm.partition}"] if slurm.partition else []),
-        *([f"--account={slurm.account}"] if slurm.account else []),
-        f"--chdir={Path.cwd()}",
-        f"--export={','.join(names)}",
-        *slurm.extra,
-    ]
-    command = ("sbatch", *options, str(SCRIPTS / "slurm.sbatch"), *arguments)
+    variables = job_variables(cluster, _programs()["RLPIPE_PROGRAMS"]) | _environment(cluster)
+    command = sbatch(config, cluster, variables, arguments)
     return Launch(title, Path.cwd(), variables, tuple(cluster.secrets), command)
 
 
 def _kubernetes(config: Config, cluster: ClusterConfig, title: str, arguments: tuple[str, ...]) -> Launch:
-    text = manifest(config, cluster, _environment(cluster), arguments)
+    text = manifest(config, cluster, _environment(cluster))
     return Launch(title, Path.cwd(), {}, (), ("kubectl", "apply", "-f", "-"), text)
 
 
@@ -148,35 +121,20 @@ def _environment(cluster: ClusterConfig) -> dict[str, str]:
     return variables | cluster.environment
 
 
-def _as_overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """{"a": {"b": 1}} -> ["a.b=1"]."""
-    overrides = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            overrides += _as_overrides(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str) and _PATH.fullmatch(value) else json.dumps(value, ensure_ascii=False)
-            overrides.append(f"{prefix}{key}={text}")
-    return overrides
-
-
 def _as_seen_by_the_job(path: Path, cluster: ClusterConfig) -> str:
-    """The configuration's file as the job's processes name it: an image has the project's own files in its working
-    folder, and a volume where pods mount it; elsewhere the job runs in the folder that the command runs in.
+    """The configuration's file as the job's processes name it, which run in the folder that the command runs in. In a
+    container they see that folder, rlpipe's own files and the mounts. Raises ConfigError for another place.
     """
     absolute = path.resolve()
-    if cluster.kind != "kubernetes":
-        return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
-    if absolute.is_relative_to(ROOT):
-        return str(absolute.relative_to(ROOT))
-    mounts = [volume.path for volume in cluster.kubernetes.volumes] if cluster.kubernetes else []
-    if any(absolute.is_relative_to(mount) for mount in mounts):
-        return str(absolute)
-    raise ConfigError(
-        f"{path} is neither in the image nor on a volume of the pods ({', '.join(mounts) or 'the cluster has none'}): "
-        "move it onto such a volume, mounted here at the same place, or below configs/ of the checkout that the image "
-        "is built from"
-    )
+    container = cluster.slurm.container if cluster.kind == "slurm" else None
+    if container:
+        seen = [Path.cwd(), ROOT, *(Path(mount.split(":")[0]) for mount in container.mounts)]
+        if not any(absolute.is_relative_to(folder) for folder in seen):
+            raise ConfigError(
+                f"{path} is not in the job's container, which sees {', '.join(map(str, seen))}: move it there, or add "
+                "its folder to slurm.container.mounts"
+            )
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
 
 def _size(config: Config, cluster: ClusterConfig) -> str:
