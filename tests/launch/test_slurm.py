@@ -148,7 +148,7 @@ def _iterations(run: Path) -> list[object]:
 @pytest.mark.timeout(1800)
 def test_the_demo_trains_on_two_nodes_is_requeued_and_resumes_to_the_end(cluster, tmp_path):
     """Saved by the signal alone, since the run saves at no interval."""
-    command = _run_of_the_demo(tmp_path, _cluster_file(tmp_path), "demo", iterations=25)
+    command = _run_of_the_demo(tmp_path, _cluster_file(tmp_path), "demo", iterations=80)
     number = _launch(cluster, tmp_path, *command).split()[-1]
     run = tmp_path / "runs" / "demo"
     told = lambda: f"{cluster.job(number)}\n{_output(tmp_path, number)}"  # noqa: E731
@@ -156,12 +156,12 @@ def test_the_demo_trains_on_two_nodes_is_requeued_and_resumes_to_the_end(cluster
     _launch(cluster, tmp_path, "requeue", *command)
     cluster.wait_for(lambda: cluster.job(number).get("Restarts") == "1", SECONDS, told)
     before = _iterations(run)
-    assert before[-1] < 25, "requeued too late to see it resume"
+    assert before[-1] < 80, "requeued too late to see it resume"
     checkpoint = checkpoint_path(run / "checkpoints", before[-1])
     assert checkpoint.is_dir(), sorted(checkpoint.parent.iterdir())
     cluster.wait_for(lambda: cluster.ended(number), SECONDS, told)
     assert cluster.job(number)["JobState"] == "COMPLETED", told()
-    assert _iterations(run) == list(range(26))
+    assert _iterations(run) == list(range(81))
     assert f"job {number}: COMPLETED on node[1-2], restarted 1 times" in _launch(cluster, tmp_path, "status", *command)
     for start in ("start-0", "start-1"):
         for host in cluster.hosts:

@@ -38,6 +38,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,bf_interval=1
+MinJobAge=7200
 MpiDefault=none
 ReturnToService=2
 {nodes}
