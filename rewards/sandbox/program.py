@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlpipe.shared.errors import ResourceError
 
@@ -109,12 +109,24 @@ def _with_namespaces(isolation: Isolation) -> bool:
 def _launch(program: Program, limits: Limits, namespaces: bool, judged: str | None = None) -> Outcome:
     """judged: the request to the tests' process, where there is one."""
     judge = None if judged is None else {"arguments": _inside("judge", "judge"), "stdin": judged}
+    files = {**program.files, "main.py": program.source}
     own = _inside("serve", "run_once" if judge is None else "serve")
+    return _enter({"arguments": own, "judge": judge, "files": files, "stdin": program.stdin}, limits, namespaces)
+
+
+def run_command(command: str, files: Mapping[str, str], limits: Limits, isolation: Isolation = "required") -> Outcome:
+    """Run a shell command in a folder with `files`. It may start programs of the system and of this Python.
+
+    Raises like `run_python`.
+    """
+    program = {"arguments": ["/bin/sh", "-c", command], "judge": None, "files": dict(files), "stdin": ""}
+    path = os.pathsep.join([os.path.join(sys.prefix, "bin"), _ENVIRONMENT["PATH"]])
+    return _enter({**program, "environment": {**_ENVIRONMENT, "PATH": path}}, limits, _with_namespaces(isolation))
+
+
+def _enter(asked: Mapping[str, Any], limits: Limits, namespaces: bool) -> Outcome:
+    """asked: what is to run; the rest of the launcher's request is added."""
     request = {
-        "arguments": own,
-        "judge": judge,
-        "files": {**program.files, "main.py": program.source},
-        "stdin": program.stdin,
         "environment": _ENVIRONMENT,
         "namespaces": namespaces,
         "visible": _visible(),
@@ -122,6 +134,7 @@ def _launch(program: Program, limits: Limits, namespaces: bool, judged: str | No
         "wall_seconds": limits.wall_seconds,
         "work_bytes": limits.work_bytes,
         "output_bytes": limits.output_bytes,
+        **asked,
     }
     launcher = subprocess.run(
         [sys.executable, "-I", "-S", str(_ENTER)],

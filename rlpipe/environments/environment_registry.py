@@ -10,6 +10,9 @@ from rlpipe.shared.named_function import call_problem, named_function
 
 ENVIRONMENTS: Mapping[str, str] = {
     "calculation": "rlpipe.environments.tasks.calculation:Calculation",
+    "commands": "rlpipe.environments.tasks.commands:Commands",
+    "gymnasium": "rlpipe.environments.adapters.gymnasium_text:GymnasiumText",
+    "mcp": "rlpipe.environments.adapters.mcp_tools:McpTools",
     "grid": "rlpipe.environments.tasks.grid:Grid",
     "repair": "rlpipe.environments.tasks.repair:Repair",
     "search": "rlpipe.environments.tasks.search:Search",

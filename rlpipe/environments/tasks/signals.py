@@ -1,10 +1,11 @@
-"""Two agents in one episode: one sees a digit and may write one letter, the other sees the letter and says the digit.
+"""Two agents in one episode: one sees a digit and writes a letter, the other sees the letter and says the digit.
 
 Lewis's signaling game ("Convention", 1969). They share the weights of one policy, and a meaning for each letter comes
 about by itself. Each agent has a token sequence of its own, and both earn the reward of the round, or lose it.
 """
 
 import random
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +16,19 @@ SENDER, RECEIVER = "sender", "receiver"
 
 
 class Signals(Unattended):
-    """An episode of `rounds` digits below `meanings`."""
+    """An episode of `rounds` digits below `meanings`, for which there are as many letters: a, b, c, ...
 
-    def __init__(self, meanings: int = 4, rounds: int = 4) -> None:
+    Anything else that the sender writes is shown as `-`; a letter earns it `letter_reward`, so that it learns to signal
+    before it learns what.
+    """
+
+    def __init__(self, meanings: int = 4, rounds: int = 4, letter_reward: float = 0.2) -> None:
         if not 2 <= meanings <= 10 or rounds < 1:
             raise ConfigError(f"environment 'signals': {meanings} meanings in {rounds} rounds; 2 to 10, and at least 1")
         self._meanings = meanings
         self._rounds = rounds
+        self._letters = string.ascii_lowercase[:meanings]
+        self._letter_reward = letter_reward
         self._digits = ""
         self._round = self._right = 0
 
@@ -39,7 +46,8 @@ class Signals(Unattended):
 
     async def step(self, action: Action, toolbox: object) -> Step:
         if action.agent == SENDER:
-            return Step(shown(f" {action.text or '-'}>", RECEIVER))
+            known = len(action.text) == 1 and action.text in self._letters
+            return Step(shown(f" {action.text if known else '-'}>", RECEIVER), self._letter_reward if known else 0.0)
         right = action.text == self._digits[self._round]
         self._right += right
         self._round += 1
