@@ -9,10 +9,11 @@ from actor import distributed
 from actor.checkpoint import READ_ERRORS, error_summary, sharding_metadata
 from actor.hf.policy_folder import save_hf
 from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
-from actor.models.build_model import build_model, read_model
+from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel
 from actor.runtime import install_megatron_runtime
 from rlpipe.config.actor import ActorConfig, ParallelConfig, RecomputeConfig
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.errors import CheckpointError
 from rlpipe.shared.policy_facts import PolicyFacts
 
@@ -42,7 +43,7 @@ def export_checkpoint(checkpoint: Path, output: Path, source: Path, actor: Actor
     distributed.join_processes(store, 0, 1, _SECONDS)
     try:
         distributed.start_model_parallel(whole, seed=0)
-        description = read_model(source)
+        description = trainable_model(source)
         (chunk,) = build_model(description, whole)
         _load(chunk, checkpoint)
         save_hf([chunk], description, output, source, facts)

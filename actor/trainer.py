@@ -19,7 +19,7 @@ from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.load_weights import load_hf
 from actor.hf.tensor_placement import global_name
 from actor.losses.objective import MISMATCH
-from actor.models.build_model import build_model, read_model
+from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel, take_mtp_loss
 from actor.optimizer import Optimizer
 from actor.passes import HeadOptions, PackResult, forward_backward, score_packs
@@ -31,7 +31,8 @@ from rlpipe.config.actor import ActorConfig, OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.layout import ActorLayout
 from rlpipe.model.actor_checks import check_reference
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.errors import ActorError
 from rlpipe.shared.pack import Pack
 
@@ -56,7 +57,7 @@ class Trainer:
         self.options = options
         self.clock = clock or RankClock()
         self.layout = ActorLayout.of(options.actor)
-        self.description: ModelDescription = read_model(options.model_path)
+        self.description: TrainableModel = trainable_model(options.model_path)
         self.policy: list[PolicyModel] = build_model(self.description, options.actor)
         self.reference = self._load_weights()
         self._freeze()
@@ -163,7 +164,7 @@ class Trainer:
     def _load_weights(self) -> ReferenceWeights | None:
         """Load the reference first where it has its own folder, so that one set of device weights suffices."""
         if self.options.keep_reference and self.options.reference_path is not None:
-            check_reference(self.description, read_model(self.options.reference_path))
+            check_reference(self.description, trainable_model(self.options.reference_path))
             load_hf(self.policy, self.description, self.options.reference_path)
             reference = ReferenceWeights(self.policy)
             load_hf(self.policy, self.description, self.options.model_path)

@@ -11,7 +11,7 @@ from actor.hf.export import export_plan, iter_export
 from actor.models.policy_model import PolicyModel
 from actor.train_report import WeightSendReport
 from actor.weight_transport import Broadcast, SharedBuffers, TransferError, WeightTransport
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener
 from rlpipe.shared.weights import BUFFERS, TensorSpec, WeightBucket, WeightGroup, checksum
@@ -38,7 +38,7 @@ class WeightSender:
     """Every process of the actor has one. In a broadcast global rank 0 sends to all engines; where buffers are shared
     with the engines on the same devices, each process feeds its own."""
 
-    def __init__(self, policy: Sequence[PolicyModel], description: ModelDescription, dtype: str, bucket_bytes: int):
+    def __init__(self, policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, bucket_bytes: int):
         self._policy = policy
         # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
         self._description = replace(description, fused_experts=True)

@@ -33,7 +33,6 @@ from actor.layers.gdn_kernels import load_kernels
 from actor.megatron_patches.optimizer_fixes import install_optimizer_fixes
 from actor.megatron_patches.pipeline_fixes import install_pipeline_fixes
 from actor.memory_peaks import MemoryPeaks
-from actor.models.build_model import read_model
 from actor.rank_clock import RankClock
 from actor.runtime import install_megatron_runtime
 from actor.train_report import RankTrainReport, RankUsage, Resident, WeightSendReport
@@ -44,6 +43,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.policy_facts import PolicyFacts
@@ -83,7 +83,7 @@ class ActorWorker:
         """Import what the model's layers and their compilers need, and compile what needs next to no device memory."""
         self._gdn = choose_gdn(self._config)
         import_compilers()
-        sizes = read_model(self._config.model.path).gated_delta_net
+        sizes = trainable_model(self._config.model.path).gated_delta_net
         kernels = None if self._gdn is None else load_kernels(self._gdn.backend)
         imported = time.perf_counter()
         self._start_seconds["import"] = imported - self._begin
@@ -261,7 +261,7 @@ def _any_failed(references: Sequence[Any]) -> bool:
 
 def choose_gdn(config: Config) -> GdnChoice | None:
     """What Gated DeltaNet layers run on; None without such layers. Raises an RlpipeError where they cannot run."""
-    sizes = read_model(config.model.path).gated_delta_net
+    sizes = trainable_model(config.model.path).gated_delta_net
     return None if sizes is None else choose_gdn_backend(config.actor.gdn_backend, sizes, config.actor.dtype)
 
 

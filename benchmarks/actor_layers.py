@@ -27,12 +27,12 @@ from layer_shapes import hybrid_config
 from actor.device import compute_device, device_name, synchronize
 from actor.distributed import join_processes, leave, start_model_parallel
 from actor.layers.packed import PackInputs, pack_to_device
-from actor.models.build_model import build_model, read_model
+from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel
 from actor.runtime import install_megatron_runtime
 from rlpipe.config.actor import ActorConfig
 from rlpipe.flops import Part, model_flops
-from rlpipe.model.hf_config import model_shape
+from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.shared.pack import Pack
 
 _LAYERS = 8
@@ -74,7 +74,7 @@ def main() -> None:
     start_model_parallel(actor, seed=0)
     config = hybrid_config(_LAYERS, _VOCABULARY, sizes.tiny)
     policy = _policy(config, actor)
-    shape = model_shape(config)
+    shape = describe_model(config).shape
     ceiling = _ceiling_tflops(sizes)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
@@ -104,7 +104,7 @@ def _options() -> argparse.Namespace:
 
 
 def _policy(config: dict, actor: ActorConfig) -> PolicyModel:
-    (policy,) = build_model(read_model(config), actor)
+    (policy,) = build_model(trainable_model(config), actor)
     generator = torch.Generator(compute_device()).manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():

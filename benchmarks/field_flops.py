@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlpipe.flops import model_flops
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 
 MODEL = "Qwen3.5-35B-A3B"
 LENGTHS = (8192, 32768)
@@ -28,7 +28,7 @@ def read_sizes() -> Sizes:
 
 def true_flops(length: int) -> float:
     """Per token, as `rlpipe flops` counts."""
-    return model_flops(load_model_shape(MODEL), [length]).train / length
+    return model_flops(describe_model(MODEL).shape, [length]).train / length
 
 
 def slime(sizes: Sizes, length: int) -> float:

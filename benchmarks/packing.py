@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlpipe.batching import CostModel, PackLimits, PackPlan, advise_budget, cost_per_length, plan_packs, report_on
 from rlpipe.flops import sequence_cost
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 
 CONTEXT_PARALLEL = 4
 Lengths = NDArray[np.int64]
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="data-parallel ranks")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    cost = cost_per_length(sequence_cost(load_model_shape(arguments.config)))
+    cost = cost_per_length(sequence_cost(describe_model(arguments.config).shape))
     random = np.random.default_rng(arguments.seed)
     compare("capped, a published setting", capped(random, 128), 8192, 1, cost)
     compare("capped", capped(random, arguments.samples), 8192, arguments.ranks, cost)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from actor.hf.weight_table import export_plan
-from rlpipe.model.families import read_model
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.weights import TensorSpec
 
@@ -25,7 +25,7 @@ def save_random_policy(config: dict[str, Any], folder: Path, dtype: str) -> str:
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
-    model = read_model(config)
+    model = trainable_model(config)
     drawn = (torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
     shard: dict[str, torch.Tensor] = {}
     files: dict[str, str] = {}

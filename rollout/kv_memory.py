@@ -5,8 +5,7 @@ from pathlib import Path
 import psutil
 
 from rlpipe.estimate.engine_pools import EnginePools, needed_pools, pools_within
-from rlpipe.model.config_file import read_config
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ResourceError
 from rollout.arguments import EngineSetup, running_slots
 from rollout.engine_memory import total_gpu_bytes, visible_gpus
@@ -39,5 +38,5 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
 
 
 def _needed(setup: EngineSetup) -> EnginePools:
-    shape, architecture = load_model_shape(setup.model_path), read_config(setup.model_path).architecture
-    return needed_pools(shape, setup.engine, architecture, running_slots(setup), setup.request_tokens)
+    model = describe_model(setup.model_path)
+    return needed_pools(model.shape, setup.engine, model.architecture, running_slots(setup), setup.request_tokens)

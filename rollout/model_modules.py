@@ -2,20 +2,19 @@
 
 import re
 
-from rlpipe.model.config_file import read_config
+from rlpipe.model.model_reader import describe_model
 from rollout.sglang_source import sglang_folder
 
 
 def unneeded_model_modules(model_path: str) -> list[str]:
-    """Modules of `sglang.srt.models` that do not define an architecture of the model in `model_path`.
+    """Modules of `sglang.srt.models` that do not define the architecture of the model in `model_path`.
 
-    Empty when no module defines one: SGLang then says so itself.
+    Empty when no module defines it: SGLang then says so itself.
     """
-    wanted = read_config(model_path).architectures
-    definition = re.compile(rf"^class ({'|'.join(map(re.escape, wanted))})\(", re.M)
+    definition = re.compile(rf"^class {re.escape(describe_model(model_path).architecture)}\(", re.M)
     others = []
     files = sorted((sglang_folder() / "srt" / "models").glob("*.py"))
     for file in files:
-        if not wanted or not definition.search(file.read_text()):
+        if not definition.search(file.read_text()):
             others.append(file.stem)
     return others if len(others) < len(files) else []

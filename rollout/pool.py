@@ -15,8 +15,8 @@ import ray
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
 from rlpipe.jit_monitor import worker_caches
-from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import HubName
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError, WeightSyncError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.remote import cluster_accelerator, deadline_error, on_node
@@ -501,7 +501,7 @@ def _routes_shape(config: Config, model_path: str) -> tuple[int, int] | None:
     """Layers and experts per token, where the actor repeats the engines' expert choices."""
     if not config.algorithm.routing_replay:
         return None
-    shape = route_shape(load_model_shape(model_path))
+    shape = route_shape(describe_model(model_path).shape)
     return shape.layers, shape.experts_per_token
 
 

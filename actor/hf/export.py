@@ -10,14 +10,14 @@ from megatron.core import parallel_state
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
 from actor.models.policy_model import policy_of
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 
 __all__ = ["export_plan", "iter_export"]
 
 
 @torch.no_grad()
 def iter_export(
-    chunks: Sequence[torch.nn.Module], model: ModelDescription, *, everywhere: bool = False, with_mtp: bool = False
+    chunks: Sequence[torch.nn.Module], model: TrainableModel, *, everywhere: bool = False, with_mtp: bool = False
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
     """Yield (Hugging Face name, tensor) in the order of `export_plan`. Collective: all ranks iterate to the end.
 

@@ -4,11 +4,11 @@ import re
 
 from actor.hf.weight_table import weight_table
 from rlpipe.config.actor import ActorConfig
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import ActorError
 
 
-def frozen_targets(model: ModelDescription, actor: ActorConfig) -> frozenset[str]:
+def frozen_targets(model: TrainableModel, actor: ActorConfig) -> frozenset[str]:
     """Global Megatron names of the parameters that are not trained.
 
     A parameter that holds several Hugging Face tensors is frozen when a pattern matches each of them.

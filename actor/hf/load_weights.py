@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from actor.hf.safetensors_reader import HfCheckpoint, unloaded_prefixes
 from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import Entry
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.model.weight_checks import check_finite, check_tied_head
 from rlpipe.shared.errors import ModelError
 
@@ -27,7 +27,7 @@ class LoadReport:
     unused_tensors: tuple[str, ...]
 
 
-def load_hf(chunks: Sequence[torch.nn.Module], model: ModelDescription, model_dir: str | Path) -> LoadReport:
+def load_hf(chunks: Sequence[torch.nn.Module], model: TrainableModel, model_dir: str | Path) -> LoadReport:
     """Fill all parameters from a Hugging Face folder. Collective: all ranks call it with chunks of one model.
 
     Names and shapes of the WHOLE model are checked on every rank first, so a bad folder fails everywhere alike and

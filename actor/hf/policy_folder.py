@@ -14,7 +14,7 @@ from actor.hf.safetensors_reader import HfCheckpoint
 from actor.hf.tensor_placement import has_mtp
 from actor.models.policy_model import policy_of
 from rlpipe.model.config_file import read_config
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.policy_facts import PolicyFacts
 
 SHARD_BYTES = 4 * 1024**3
@@ -24,7 +24,7 @@ _CHAT_TEMPLATES = "additional_chat_templates"  # where transformers keeps all ch
 
 def save_hf(
     chunks: Sequence[torch.nn.Module],
-    model: ModelDescription,
+    model: TrainableModel,
     output_dir: str | Path,
     source_dir: str | Path,
     facts: PolicyFacts | None = None,

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 
 from actor.hf.weight_table import PADDING, Entry, weight_table
-from rlpipe.model.description import ModelDescription
-from rlpipe.model.trained_config import tensor_files
+from rlpipe.model.description import TrainableModel
+from rlpipe.model.weight_checks import tensor_files
 from rlpipe.shared.errors import ModelError
 
 
@@ -66,7 +66,7 @@ class HfCheckpoint:
             return tensor
         return self._read(name, 0, 0, shape[0])
 
-    def as_stored(self, model: ModelDescription) -> ModelDescription:
+    def as_stored(self, model: TrainableModel) -> TrainableModel:
         """`model` with its experts stored as in these files, which may differ from the folder it was read from."""
         fused = {name for name in self.files if name.endswith(".mlp.experts.gate_up_proj")}
         return replace(
@@ -124,7 +124,7 @@ class HfCheckpoint:
         return torch.cat(parts, entry.axis).reshape(shape)
 
 
-def unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...]:
+def unloaded_prefixes(model: TrainableModel, with_mtp: bool) -> tuple[str, ...]:
     """Tensors that may be in the files and are not part of the policy: vision tower, tied head, untrained MTP."""
     return (
         "model.visual.",
@@ -133,7 +133,7 @@ def unloaded_prefixes(model: ModelDescription, with_mtp: bool) -> tuple[str, ...
     )
 
 
-def check_stored_shapes(model: ModelDescription, folder: Path, with_mtp: bool) -> None:
+def check_stored_shapes(model: TrainableModel, folder: Path, with_mtp: bool) -> None:
     """Raise ModelError unless the folder's tensors are those that its config.json describes; reads headers alone."""
     with HfCheckpoint(folder) as files:
         table = weight_table(files.as_stored(model), padded_vocab_size=model.vocab_size, with_mtp=with_mtp)

@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from actor.hf.weight_table import Entry, weight_table
 from actor.models.policy_model import PolicyModel, padded_vocabulary, policy_of
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 
 DECODER_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
@@ -26,7 +26,7 @@ class ShardGroup:
     replicas: dist.ProcessGroup
 
 
-def table_of(chunks: Sequence[torch.nn.Module], model: ModelDescription) -> list[Entry]:
+def table_of(chunks: Sequence[torch.nn.Module], model: TrainableModel) -> list[Entry]:
     """The weight table of the built model."""
     return weight_table(
         model,

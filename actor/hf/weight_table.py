@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.weights import TensorSpec
 
 Split = Literal["replicated", "tensor", "expert"]
@@ -72,7 +72,7 @@ def _cut(pieces: tuple[Piece, ...], start: int, stop: int) -> Iterator[Piece]:
         position += piece.size
 
 
-def weight_table(model: ModelDescription, *, padded_vocab_size: int, with_mtp: bool) -> list[Entry]:
+def weight_table(model: TrainableModel, *, padded_vocab_size: int, with_mtp: bool) -> list[Entry]:
     """All parameters of the model in the order of export.
 
     Where `model.fused_experts`, experts are stored as `experts.gate_up_proj` [E, 2 x width, h] and
@@ -116,7 +116,7 @@ def _stack(target: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], .
     return Entry(target, sources, 0, sections, "tensor", layer)
 
 
-def _vocabulary(model: ModelDescription, target: str, name: str, padded: int, layer: Layer = "first") -> Entry:
+def _vocabulary(model: TrainableModel, target: str, name: str, padded: int, layer: Layer = "first") -> Entry:
     real = model.vocab_size
     pieces = (Piece(0, 0, real), Piece(PADDING, 0, padded - real))
     return Entry(target, (Source(name, (real, model.hidden_size)),), 0, (pieces,), "tensor", layer)
@@ -126,7 +126,7 @@ def _copy(entry: Entry, target: str, layer: Layer) -> Entry:
     return Entry(target, entry.sources, entry.axis, entry.sections, entry.split, layer, copy_of=entry.target)
 
 
-def _layer(model: ModelDescription, index: int) -> list[Entry]:
+def _layer(model: TrainableModel, index: int) -> list[Entry]:
     target, name = f"decoder.layers.{index}.", f"{model.weight_prefix}layers.{index}."
     attention = _attention if model.layer_kinds[index] == "full_attention" else _gated_delta_net
     mlp = _expert_mlp(model.fused_experts) if model.expert_layers[index] else _dense_mlp
@@ -139,7 +139,7 @@ def _layer(model: ModelDescription, index: int) -> list[Entry]:
     ]
 
 
-def _mtp(model: ModelDescription) -> list[Entry]:
+def _mtp(model: TrainableModel) -> list[Entry]:
     """Multi-token prediction as in Qwen3-Next and Qwen3.5: one set of norms and projection, `mtp.layers.*` above."""
     hidden = model.hidden_size
     target, name = "mtp.layers.0.", "mtp.layers.0."
@@ -157,7 +157,7 @@ def _mtp(model: ModelDescription) -> list[Entry]:
     ]
 
 
-def _attention(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+def _attention(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
     hidden, width = model.hidden_size, model.heads * model.head_dim
     entries = [_query_key_value(model, target, name, "weight", (hidden,), layer)]
     if model.qkv_bias:
@@ -172,7 +172,7 @@ def _attention(model: ModelDescription, target: str, name: str, layer: Layer) ->
 
 
 def _query_key_value(
-    model: ModelDescription, target: str, name: str, kind: str, tail: tuple[int, ...], layer: Layer
+    model: TrainableModel, target: str, name: str, kind: str, tail: tuple[int, ...], layer: Layer
 ) -> Entry:
     """Per key/value head: its query heads, their gates (stored as q|gate per head), the key head, the value head."""
     dim, per_group = model.head_dim, model.heads // model.kv_heads
@@ -190,7 +190,7 @@ def _query_key_value(
     return Entry(f"{target}linear_qkv.{kind}", sources, 0, (tuple(pieces),), "tensor", layer)
 
 
-def _dense_mlp(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+def _dense_mlp(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
     return _swiglu(target, name, model.mlp_width, model.hidden_size, layer)
 
 
@@ -203,7 +203,7 @@ def _swiglu(target: str, name: str, width: int, hidden: int, layer: Layer) -> li
 
 
 def _expert_mlp(fused: bool) -> Callable[..., list[Entry]]:
-    def entries(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+    def entries(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
         assert model.experts is not None
         sizes, hidden = model.experts, model.hidden_size
         routed = (_fused_experts if fused else _separate_experts)(model, target + "experts.", name + "experts.", layer)
@@ -217,7 +217,7 @@ def _expert_mlp(fused: bool) -> Callable[..., list[Entry]]:
     return entries
 
 
-def _fused_experts(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+def _fused_experts(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
     assert model.experts is not None
     count, width, hidden = model.experts.experts, model.experts.width, model.hidden_size
     tensors = (
@@ -230,7 +230,7 @@ def _fused_experts(model: ModelDescription, target: str, name: str, layer: Layer
     ]
 
 
-def _separate_experts(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+def _separate_experts(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
     """[E, 2 x width, h] is the rows of gate 0, up 0, gate 1, up 1, ... seen as three dimensions."""
     assert model.experts is not None
     count, width, hidden = model.experts.experts, model.experts.width, model.hidden_size
@@ -244,7 +244,7 @@ def _separate_experts(model: ModelDescription, target: str, name: str, layer: La
     return entries
 
 
-def _gated_delta_net(model: ModelDescription, target: str, name: str, layer: Layer) -> list[Entry]:
+def _gated_delta_net(model: TrainableModel, target: str, name: str, layer: Layer) -> list[Entry]:
     sizes = model.gated_delta_net
     assert sizes is not None
     name += "linear_attn."
@@ -263,7 +263,7 @@ def _gated_delta_net(model: ModelDescription, target: str, name: str, layer: Lay
     ]
 
 
-def _separate_projections(model: ModelDescription, target: str, name: str, layer: Layer) -> Entry:
+def _separate_projections(model: TrainableModel, target: str, name: str, layer: Layer) -> Entry:
     """Qwen3.5: in_proj_qkv (q, k, v one after another), in_proj_z, in_proj_b, in_proj_a."""
     sizes, hidden = model.gated_delta_net, model.hidden_size
     assert sizes is not None
@@ -281,7 +281,7 @@ def _separate_projections(model: ModelDescription, target: str, name: str, layer
     return Entry(target, sources, 0, sections, "tensor", layer)
 
 
-def _interleaved_projections(model: ModelDescription, target: str, name: str, layer: Layer) -> Entry:
+def _interleaved_projections(model: TrainableModel, target: str, name: str, layer: Layer) -> Entry:
     """Qwen3-Next: in_proj_qkvz holds per key head q, k, its v heads, its z heads; in_proj_ba its b's and a's."""
     sizes, hidden = model.gated_delta_net, model.hidden_size
     assert sizes is not None
@@ -303,7 +303,7 @@ def _interleaved_projections(model: ModelDescription, target: str, name: str, la
     return Entry(target, sources, 0, tuple(sections), "tensor", layer)
 
 
-def export_plan(model: ModelDescription, dtype: str = "bfloat16", *, with_mtp: bool = False) -> tuple[TensorSpec, ...]:
+def export_plan(model: TrainableModel, dtype: str = "bfloat16", *, with_mtp: bool = False) -> tuple[TensorSpec, ...]:
     """What will stream out, without any weights: names, dtype and shapes of what `iter_export` yields,
     in its order. with_mtp: as given there."""
     table = weight_table(model, padded_vocab_size=model.vocab_size, with_mtp=with_mtp)

@@ -1,1 +1,1 @@
-"""Models: Hugging Face `config.json` -> `ModelDescription` -> Megatron modules."""
+"""Models: Hugging Face `config.json` -> `TrainableModel` -> Megatron modules."""

@@ -13,13 +13,12 @@ from actor.models.mtp import mtp_spec
 from actor.models.policy_model import PolicyModel, padded_vocabulary, policy_of
 from actor.models.transformer_config import transformer_config
 from rlpipe.config.actor import ActorConfig
-from rlpipe.model.description import ModelDescription
-from rlpipe.model.families import read_model
+from rlpipe.model.description import TrainableModel
 
-__all__ = ["build_model", "read_model", "reduce_replicated_gradients"]
+__all__ = ["build_model", "reduce_replicated_gradients"]
 
 
-def build_model(model: ModelDescription, actor: ActorConfig) -> list[PolicyModel]:
+def build_model(model: TrainableModel, actor: ActorConfig) -> list[PolicyModel]:
     """The chunks of this pipeline rank (one per virtual stage), in training mode, weights not yet loaded.
 
     `parallel_state` must be initialised with `actor.parallel`'s sizes.
@@ -32,7 +31,7 @@ def build_model(model: ModelDescription, actor: ActorConfig) -> list[PolicyModel
     return [_chunk(model, config, stage) for stage in stages]
 
 
-def _chunk(model: ModelDescription, config: Any, vp_stage: int | None) -> PolicyModel:
+def _chunk(model: TrainableModel, config: Any, vp_stage: int | None) -> PolicyModel:
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     with_mtp = last and config.mtp_num_layers is not None
     chunk = PolicyModel(

@@ -22,7 +22,7 @@ from actor.layers.experts import GroupedExperts
 from actor.layers.gated_delta_net import GatedDeltaNet
 from actor.layers.norm import Norm
 from actor.layers.router import ReplayRouter
-from rlpipe.model.description import LayerKind, ModelDescription
+from rlpipe.model.description import LayerKind, TrainableModel
 
 
 class TorchSpecProvider(LocalSpecProvider):
@@ -38,7 +38,7 @@ class TorchSpecProvider(LocalSpecProvider):
         return GroupedExperts, None
 
 
-def layer_spec(model: ModelDescription, kind: LayerKind, has_experts: bool) -> ModuleSpec:
+def layer_spec(model: TrainableModel, kind: LayerKind, has_experts: bool) -> ModuleSpec:
     """The spec of one decoder layer."""
     experts = model.experts.experts if model.experts is not None and has_experts else None
     mlp = get_mlp_module_spec_for_backend(TorchSpecProvider(), num_experts=experts, moe_grouped_gemm=True)
@@ -57,7 +57,7 @@ def layer_spec(model: ModelDescription, kind: LayerKind, has_experts: bool) -> M
     )
 
 
-def _attention_spec(model: ModelDescription) -> ModuleSpec:
+def _attention_spec(model: TrainableModel) -> ModuleSpec:
     qk_norm = Norm if model.qk_norm else IdentityOp
     return ModuleSpec(
         module=PackedAttention,
@@ -72,7 +72,7 @@ def _attention_spec(model: ModelDescription) -> ModuleSpec:
     )
 
 
-def block_spec(model: ModelDescription, config: Any, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+def block_spec(model: TrainableModel, config: Any, vp_stage: int | None = None) -> TransformerBlockSubmodules:
     """The layers of this pipeline (and virtual) stage, and the final norm."""
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     last = first + get_num_layers_to_build(config, vp_stage=vp_stage)

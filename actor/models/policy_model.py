@@ -15,7 +15,7 @@ from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
 from actor.layers.router import install_replay
 from actor.models.mtp import AddLoss
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import ActorError
 
 
@@ -37,7 +37,7 @@ class PolicyModel(GPTModel):
     mtp_losses: weighted losses of multi-token prediction, one per trained pack, until `take_mtp_loss` collects them.
     """
 
-    def __init__(self, model: ModelDescription, config: Any, *, padded_vocab_size: int, **kwargs: Any) -> None:
+    def __init__(self, model: TrainableModel, config: Any, *, padded_vocab_size: int, **kwargs: Any) -> None:
         super().__init__(
             config=config,
             vocab_size=padded_vocab_size,

@@ -1,4 +1,4 @@
-"""`ModelDescription` + actor configuration -> Megatron's TransformerConfig."""
+"""`TrainableModel` + actor configuration -> Megatron's TransformerConfig."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from actor.layers.gdn_backend import choose_gdn_backend
 from rlpipe.config.actor import ActorConfig, ParallelConfig
 from rlpipe.model.actor_checks import check_actor
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
 
 
-def transformer_config(model: ModelDescription, actor: ActorConfig) -> TransformerConfig:
+def transformer_config(model: TrainableModel, actor: ActorConfig) -> TransformerConfig:
     """The configuration that Megatron's modules read.
 
     Raises:
@@ -29,13 +29,13 @@ def transformer_config(model: ModelDescription, actor: ActorConfig) -> Transform
         mtp_loss_scaling_factor=actor.mtp_loss_weight,
     )
     config.gdn_sizes = model.gated_delta_net
-    config.normalize_top_k = model.experts is not None and model.experts.normalize_top_k
+    config.normalize_top_k = model.normalize_top_k
     if model.gated_delta_net is not None:
         config.gdn_backend = choose_gdn_backend(actor.gdn_backend, model.gated_delta_net, actor.dtype).backend
     return config
 
 
-def _sizes(model: ModelDescription) -> dict[str, Any]:
+def _sizes(model: TrainableModel) -> dict[str, Any]:
     return {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -57,7 +57,7 @@ def _sizes(model: ModelDescription) -> dict[str, Any]:
     }
 
 
-def _experts(model: ModelDescription) -> dict[str, Any]:
+def _experts(model: TrainableModel) -> dict[str, Any]:
     """Routing is `ReplayRouter`'s, which reads `config.normalize_top_k`: Megatron's own choice, `pre_softmax`, refuses
     one normalized expert per token."""
     if model.experts is None:

@@ -10,7 +10,7 @@ from rlpipe.batching.balance import by_falling_cost, spread_packs, trade_sequenc
 from rlpipe.batching.bins import Bins, best_fit_decreasing, level_fit, split_to_count
 from rlpipe.batching.limits import PackLimits
 from rlpipe.flops import sequence_cost
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 
 LEVEL_FILL_SHARE = 0.985
 """Fill above which even packs are hardly ever found, so that looking for them is a waste of time."""
@@ -126,4 +126,4 @@ def _pack_shares(sequences: _Sequences, shares: Bins, slots: int) -> list[Bins] 
 
 def flops_cost(model_path: str) -> CostModel:
     """Forward FLOPs of each sequence of an int64 [n] array of lengths, as float64 [n]."""
-    return cost_per_length(sequence_cost(load_model_shape(model_path), include_mtp=False))
+    return cost_per_length(sequence_cost(describe_model(model_path).shape, include_mtp=False))

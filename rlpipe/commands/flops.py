@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rlpipe.flops.breakdown import FlopsBreakdown, model_flops
 from rlpipe.flops.convention import Convention
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def run_flops(
         raise ConfigError(f"--convention is {convention!r}, expected one of {', '.join(Convention)}")
     if not seqlens:
         raise ConfigError("no sequence lengths: give at least one with --seqlens")
-    breakdown = model_flops(load_model_shape(model), seqlens, Convention(convention))
+    breakdown = model_flops(describe_model(model).shape, seqlens, Convention(convention))
     return _as_json(breakdown) if as_json else _as_text(breakdown)
 
 

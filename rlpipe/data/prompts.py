@@ -23,8 +23,8 @@ from rlpipe.data.row_checks import messages_problem
 from rlpipe.data.row_source import first_line
 from rlpipe.data.rows import Row
 from rlpipe.data.special_text import SpecialText
-from rlpipe.model.config_file import read_config
 from rlpipe.model.hub import model_folder
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.sample import Prompt
 
@@ -114,8 +114,8 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
         tokenizer("a")  # some wrong settings are met only in use
     except Exception as error:  # transformers and tokenizers raise many unrelated types for damaged files
         raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {first_line(error)}") from None
-    rows, largest = read_config(folder).vocab_size, max(tokenizer.get_vocab().values(), default=0)
-    if rows is not None and largest >= rows:
+    rows, largest = describe_model(folder).vocab_size, max(tokenizer.get_vocab().values(), default=0)
+    if largest >= rows:
         raise ModelError(
             f"{path}: the tokenizer has token {largest}, but config.json gives the model {rows} rows (vocab_size): "
             "take both from one folder"

@@ -11,9 +11,8 @@ from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_
 from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
-from rlpipe.model.config_file import read_config
-from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import is_cached
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.project_files import MODELS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -78,8 +77,8 @@ def load_model(path: str) -> Model:
     """
     here = Path(path).exists() or is_cached(path)
     path = Path(path).name if not here and (MODELS / Path(path).name).exists() else path
-    file = read_config(path)
-    return Model(load_model_shape(path), file.tied_embeddings, next(iter(file.architectures), ""))
+    model = describe_model(path)
+    return Model(model.shape, model.tied_embeddings, model.architecture)
 
 
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:

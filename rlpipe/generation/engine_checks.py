@@ -1,8 +1,11 @@
 """What engines would refuse when they start, or in the middle of a run, said before anything starts."""
 
+from pathlib import Path
+
 from rlpipe.config.root import Config
-from rlpipe.model.config_file import ConfigFile, end_tokens, read_config
+from rlpipe.model.description import ModelDescription
 from rlpipe.model.hub import model_folder
+from rlpipe.model.model_reader import describe_model, end_tokens
 from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, check_argument_names
 from rollout.sglang_source import declared_server_arguments
@@ -14,9 +17,9 @@ def check_engines(config: Config) -> None:
     if config.rollout.engine.sglang:
         check_argument_names(config.rollout.engine.sglang, declared_server_arguments())
     folder = model_folder(config.model.path)
-    model = read_config(folder)
-    _check_context(config, model)
-    ends = {token for token in end_tokens(folder) if model.vocab_size is None or token < model.vocab_size}
+    model = describe_model(folder)
+    _check_context(config, model, folder)
+    ends = {token for token in end_tokens(folder) if token < model.vocab_size}
     if not ends and not _stops_otherwise(config):
         raise ModelError(
             f"{folder}: no end token of the vocabulary in config.json or generation_config.json (eos_token_id), so "
@@ -25,19 +28,19 @@ def check_engines(config: Config) -> None:
         )
 
 
-def _check_context(config: Config, model: ConfigFile) -> None:
+def _check_context(config: Config, model: ModelDescription, folder: Path) -> None:
     longest, given = (
         config.data.max_prompt_tokens + config.longest_response_tokens,
         config.rollout.engine.context_tokens,
     )
     if given is not None and model.max_positions is not None and given > model.max_positions:
         raise ConfigError(
-            f"rollout.engine.context_tokens is {given}, but {model.place} has max_position_embeddings = "
+            f"rollout.engine.context_tokens is {given}, but {folder} has max_position_embeddings = "
             f"{model.max_positions}: lower the one, or raise the other"
         )
     context = given or model.max_positions
     if context is not None and longest + CONTEXT_RESERVE_TOKENS > context:
-        name = "rollout.engine.context_tokens" if given else f"max_position_embeddings of {model.place}"
+        name = "rollout.engine.context_tokens" if given else f"max_position_embeddings of {folder}"
         raise ConfigError(
             f"data.max_prompt_tokens + max_response_tokens is {longest} tokens, and SGLang keeps "
             f"{CONTEXT_RESERVE_TOKENS} more, but {name} is {context}: shorten prompts or responses, or raise it"

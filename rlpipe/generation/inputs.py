@@ -17,7 +17,6 @@ from rlpipe.generation.engine_checks import check_engines
 from rlpipe.generation.episode_makers import EpisodeMaker, episode_maker
 from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.model.config_file import read_json_object
-from rlpipe.model.hf_config import load_model_shape
 from rlpipe.model.hub import model_folder, pinned
 from rlpipe.model.weight_checks import check_files
 from rlpipe.prepare import prepare
@@ -65,7 +64,6 @@ def load_inputs(config: Config) -> Inputs:
     made = tuple(prepare(config))
     config = with_pinned_models(config)
     _check_model_folder(config)
-    load_model_shape(config.model.path)
     check_engines(config)
     tokenizer = load_tokenizer(config.model.path)
     data = config.data

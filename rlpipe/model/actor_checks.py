@@ -1,7 +1,7 @@
 """What a model cannot do in a configured actor, said before anything starts. Pure: no weights, no torch."""
 
 from rlpipe.config.actor import ActorConfig, ParallelConfig
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import ModelDescription, TrainableModel
 from rlpipe.shared.errors import ModelError
 
 
@@ -69,7 +69,7 @@ def _check_recomputation(model: ModelDescription, actor: ActorConfig) -> None:
             )
 
 
-def check_reference(policy: ModelDescription, reference: ModelDescription) -> None:
+def check_reference(policy: TrainableModel, reference: TrainableModel) -> None:
     """Raise ModelError unless both compute the same function of their weights: the reference's go through the policy's
     modules."""
     own, other = policy.maths, reference.maths

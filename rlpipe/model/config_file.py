@@ -1,7 +1,6 @@
 """The config.json of a model as it stands in its folder: where it is, and what every architecture says in it alike.
 
-All that reads a config.json reads it here. `rlpipe.model.families` makes of it what the actor trains, and
-`rlpipe.model.hf_config` what FLOPs count.
+`rlpipe.model.model_reader` makes a description of it, which is what everything else reads.
 """
 
 import json
@@ -53,22 +52,6 @@ class ConfigFile:
         return self.architectures[0]
 
     @property
-    def tied_embeddings(self) -> bool:
-        return bool(self.raw.get("tie_word_embeddings", self.text.get("tie_word_embeddings", False)))
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Rows of the embedding; None where the file does not say."""
-        found = self.text.get("vocab_size")
-        return found if isinstance(found, int) else None
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence that the model is made for; None where the file does not say."""
-        found = self.text.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
-
-    @property
     def end_tokens(self) -> frozenset[int]:
         """Token ids that end a response; a generation_config.json may name more."""
         return _token_ids(self.raw.get("eos_token_id")) | _token_ids(self.text.get("eos_token_id"))
@@ -98,12 +81,10 @@ def find_config(model: str | Path) -> Path:
     )
 
 
-def end_tokens(folder: Path) -> frozenset[int]:
-    """Token ids that end a response of the model in `folder`, by its config.json and generation_config.json, as SGLang
-    joins them."""
+def generated_end_tokens(folder: Path) -> frozenset[int]:
+    """Token ids that end a response by the generation_config.json of `folder`; none without such a file."""
     generation = folder / "generation_config.json"
-    generated = read_json_object(generation).get("eos_token_id") if generation.exists() else None
-    return read_config(folder).end_tokens | _token_ids(generated)
+    return _token_ids(read_json_object(generation).get("eos_token_id")) if generation.exists() else frozenset()
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""What is wrong with the weights of a model folder, said before they are trained."""
+"""Which weights a model folder holds, and what is wrong with them, said before they are trained."""
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpipe.model.description import ModelDescription
-from rlpipe.model.trained_config import tensor_files
+from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import ModelError
 
 if TYPE_CHECKING:
@@ -14,7 +14,34 @@ if TYPE_CHECKING:
 _ROWS = 8192
 
 
-def check_tied_head(model: ModelDescription, folder: Path) -> None:
+def tensor_files(model_dir: Path) -> dict[str, Path]:
+    """Tensor name -> safetensors file of a model folder; empty without such files.
+
+    Raises:
+        ModelError: the index names a file that is not there, or a file is not safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            files = {name: model_dir / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is not a readable index of weights ({error}): download it again") from None
+        if missing := sorted({str(path) for path in files.values() if not path.exists()}):
+            raise ModelError(f"{index} names {missing[0]}, which does not exist: download the model again")
+        return files
+    files = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as tensors:
+                files.update(dict.fromkeys(tensors.keys(), path))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is not a readable safetensors file ({error}): download the model again") from None
+    return files
+
+
+def check_tied_head(model: TrainableModel, folder: Path) -> None:
     """Raise ModelError where the folder of a tied model holds an output layer that is not its embedding: transformers
     and SGLang would use the embedding and drop it. Reads both, where both are there."""
     files, embedding = tensor_files(folder), f"{model.weight_prefix}embed_tokens.weight"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +22,7 @@ from rlpipe.flops import (
 )
 from rlpipe.flops.peaks import peak_bf16_tflops
 from rlpipe.jit_monitor.jit_metrics import slowest_seconds
-from rlpipe.model.families import read_model
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.phases import TRAINING_PARTS
 from rlpipe.training.iteration import IterationRecord
 
@@ -31,21 +31,25 @@ _TRAIN_PHASES = ("ref_logprob", "old_logprob", "advantage", "pack", *TRAINING_PA
 _CHUNK_TOKENS = 64  # of FLA's and FlashQLA's delta rule
 
 
-def frozen_token_flops(config: Config) -> int:
-    """FLOPs of a token that the run saves because it does not train `actor.frozen_parameters`.
+@dataclass(frozen=True)
+class PolicyWork:
+    """What training a token costs. saved_token_flops: of a token, what the run saves because it does not train
+    `actor.frozen_parameters`; those of multi-token prediction count as trained."""
 
-    Those of multi-token prediction count as trained.
-    """
+    shape: ModelShape
+    saved_token_flops: int
+
+
+def policy_work(config: Config) -> PolicyWork:
+    model = trainable_model(config.model.path)
     patterns = [re.compile(pattern) for pattern in config.actor.frozen_parameters]
-    if not patterns:
-        return 0
-    model = read_model(config.model.path)
     frozen = [
         (tensor.name, tensor.shape)
         for tensor in export_plan(model)
         if any(pattern.search(tensor.name) for pattern in patterns)
     ]
-    return weight_gradient_flops(load_model_shape(config.model.path), frozen, tied=model.tied_embeddings)
+    saved = weight_gradient_flops(model.shape, frozen, tied=model.tied_embeddings)
+    return PolicyWork(model.shape, saved)
 
 
 def training_metrics(
@@ -53,17 +57,16 @@ def training_metrics(
     config: Config,
     packs: TrainingPacks,
     usages: Sequence[RankUsage],
-    saved_token_flops: int,
+    work: PolicyWork,
 ) -> dict[str, float]:
-    """Speed of training. Call when the phase `train` is divided. saved_token_flops: of `frozen_token_flops`.
+    """Speed of training. Call when the phase `train` is divided.
 
     Model FLOPs count causal attention half and no recomputation, as both Megatrons do; they are divided by the training
     call and the actor's processes, never by rollout devices. MFU and HFU are there where the peak is known.
     """
-    shape = load_model_shape(config.model.path)
     lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
-    flops = model_flops(shape, lengths, include_mtp=config.actor.train_mtp)
-    trained = flops.train - saved_token_flops * sum(lengths)
+    flops = model_flops(work.shape, lengths, include_mtp=config.actor.train_mtp)
+    trained = flops.train - work.saved_token_flops * sum(lengths)
     tokens, processes, seconds = sum(lengths), config.actor.processes, record.seconds(*TRAINING_PARTS)
     metrics = {
         "perf/trained_tokens": float(tokens),
@@ -86,7 +89,7 @@ def training_metrics(
         delta_rule_chunk_tokens=_CHUNK_TOKENS if usages[0].gdn_backend in ("fla", "flashqla") else None,
         head_recompute=True,
     )
-    executed = executed_flops(shape, config, packs, kernels, saved_token_flops)
+    executed = executed_flops(work, config, packs, kernels)
     without_jit = max(1e-9, seconds - slowest_seconds([usage.jit for usage in usages], _CALL_PHASES))
     rates = {
         "perf/actor_train_mfu": utilization(trained, seconds, processes, peak),
@@ -103,9 +106,7 @@ def rollout_rate_per_gpu(record: IterationRecord, config: Config) -> dict[str, f
     return {} if rate is None else {"perf/rollout_tokens_per_gpu_per_second": rate / devices}
 
 
-def executed_flops(
-    shape: ModelShape, config: Config, packs: TrainingPacks, kernels: KernelWork, saved_token_flops: int
-) -> int:
+def executed_flops(work: PolicyWork, config: Config, packs: TrainingPacks, kernels: KernelWork) -> int:
     """What the devices executed: padding and dummy packs, recomputation, and what kernels compute twice."""
     recompute = config.actor.recompute
     lengths = [
@@ -116,10 +117,10 @@ def executed_flops(
         for length in np.diff(pack.cu_seqlens_padded)
     ]
     flops = hardware_flops(
-        shape,
+        work.shape,
         lengths,
         Recompute(recompute.chosen, frozenset(recompute.modules)),
         kernels,
         include_mtp=config.actor.train_mtp,
     )
-    return flops - saved_token_flops * sum(lengths)
+    return flops - work.saved_token_flops * sum(lengths)

@@ -22,7 +22,7 @@ from rlpipe.batching.pack_plan import flops_cost
 from rlpipe.batching.pack_routes import attach_routes, checked_routes
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.sample import Sample
 
@@ -41,7 +41,7 @@ class Learner:
         self._forward_limits = PackLimits.forward_only(config.actor)
         self._cost = flops_cost(config.model.path)
         replay = config.algorithm.routing_replay
-        self._route_shape = route_shape(load_model_shape(config.model.path)) if replay else None
+        self._route_shape = route_shape(describe_model(config.model.path).shape) if replay else None
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> LogprobsBySample | None:
         """Log-probabilities under the reference policy; None where no KL term needs them."""

@@ -12,7 +12,7 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import reduce_over_ranks
 from rlpipe.monitoring.run_directory import RunDirectory
-from rlpipe.training.efficiency import frozen_token_flops, rollout_rate_per_gpu, training_metrics
+from rlpipe.training.efficiency import policy_work, rollout_rate_per_gpu, training_metrics
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.trace import write_trace
 
@@ -44,7 +44,7 @@ class Measurement:
         self._pool = pool
         self._directory = directory
         self._console = console
-        self._saved_token_flops = frozen_token_flops(config)
+        self._work = policy_work(config)
         for path in (directory.ranks, directory.jit_events):
             for note in drop_rows_from(path, first_iteration):
                 console.say(note)
@@ -61,7 +61,7 @@ class Measurement:
         record.add(rank_metrics(usages))
         record.add(reduce_over_ranks([usage.metrics for usage in usages]))
         record.add(reduce_over_ranks([engine.metrics for engine in engines]))
-        record.add(training_metrics(record, self._config, packs, usages, self._saved_token_flops))
+        record.add(training_metrics(record, self._config, packs, usages, self._work))
         record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)
         if record.number in self._config.trace.iterations:

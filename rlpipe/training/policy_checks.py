@@ -7,10 +7,9 @@ from rlpipe.algorithms.advantages import advantage_function
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
 from rlpipe.model.actor_checks import check_actor, check_reference
-from rlpipe.model.description import ModelDescription
-from rlpipe.model.families import read_model
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.description import TrainableModel
 from rlpipe.model.hub import model_folder
+from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.model.weight_checks import check_tied_head
 from rlpipe.shared.errors import ModelError
 
@@ -23,7 +22,7 @@ def check_policy(config: Config) -> None:
     Reads configurations, headers and the head of a tied model, no other weights.
     """
     folder = model_folder(config.model.path)
-    policy = read_model(folder)
+    policy = trainable_model(folder)
     check_actor(policy, config.actor)
     if config.actor.frozen_parameters:
         frozen_targets(policy, config.actor)
@@ -32,7 +31,7 @@ def check_policy(config: Config) -> None:
     _check_positions(config, policy)
     if config.model.reference_path:
         folder = model_folder(config.model.reference_path)
-        reference = read_model(folder)
+        reference = trainable_model(folder)
         check_reference(policy, reference)
         check_stored_shapes(policy, folder, config.actor.train_mtp)
         check_tied_head(reference, folder)
@@ -44,10 +43,10 @@ def check_algorithm(config: Config) -> None:
     advantage_function(config.algorithm.advantage)
     find_loss(config.algorithm.loss)
     if config.algorithm.routing_replay:
-        route_shape(load_model_shape(config.model.path))
+        route_shape(describe_model(config.model.path).shape)
 
 
-def _check_positions(config: Config, policy: ModelDescription) -> None:
+def _check_positions(config: Config, policy: TrainableModel) -> None:
     if config.longest_sequence_tokens > policy.max_positions:
         raise ModelError(
             f"sequences of up to {config.longest_sequence_tokens} tokens are trained, but {config.model.path} has "

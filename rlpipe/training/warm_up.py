@@ -9,7 +9,7 @@ from rlpipe.batching import PackLimits
 from rlpipe.batching.shape_classes import shape_class_packs
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.pack import Pack
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def warm_up_actor(config: Config, actor: "ActorGroup", algorithm: AlgorithmConfi
     """Leaves weights, optimizer and random numbers as they are. `jit.warm_up` says whether anything is done."""
     if config.jit.warm_up == "off":
         return
-    vocabulary = load_model_shape(config.model.path).vocab_size
+    vocabulary = describe_model(config.model.path).shape.vocab_size
     training = [_with_reference(pack) for pack in shape_class_packs(PackLimits.training(config.actor), vocabulary)]
     forward = shape_class_packs(PackLimits.forward_only(config.actor), vocabulary)
     actor.warm_up(training, forward, algorithm)

@@ -29,13 +29,14 @@ from actor.layers.context_parallel import gather_tokens
 from actor.layers.gdn_kernels import load_kernels
 from actor.layers.gdn_torch import chunked_delta_rule
 from actor.layers.packed import PackedSequences, pack_to_device
-from actor.models.build_model import build_model, read_model, reduce_replicated_gradients
+from actor.models.build_model import build_model, reduce_replicated_gradients
 from actor.models.policy_model import PolicyModel, head_weight
 from actor.models.transformer_config import transformer_config
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
-from rlpipe.model.description import ModelDescription
+from rlpipe.model.description import TrainableModel
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.errors import ModelError
 from rlpipe.shared.pack import Pack
 
@@ -97,7 +98,7 @@ def compare_with_transformers(rank: int, count: int, cases: dict[str, tuple[Path
 def _compare(
     path: Path, actor: ActorConfig, pack: Pack, wanted: torch.Tensor, gradients: dict[str, torch.Tensor]
 ) -> tuple[float, dict[str, float]]:
-    description = read_model(path)
+    description = trainable_model(path)
     chunks = build_model(description, actor)
     load_hf(chunks, description, path)
     inputs = pack_to_device(pack)
@@ -128,7 +129,7 @@ def exchange_weights(
 
 
 def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[str], bool]:
-    description = read_model(path)
+    description = trainable_model(path)
     chunks = build_model(description, actor)
     report = load_hf(chunks, description, path)
     wanted, mtp = read_tensors(path), actor.train_mtp
@@ -145,7 +146,7 @@ def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[s
 def save_in_bfloat16(rank: int, count: int, path: Path, output: Path) -> None:
     actor = ActorConfig(dtype="bfloat16")
     start_model_parallel(actor, seed=1)
-    description = read_model(path)
+    description = trainable_model(path)
     chunks = build_model(description, actor)
     load_hf(chunks, description, path)
     save_hf(chunks, description, output, path)
@@ -157,7 +158,7 @@ def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tup
     start_model_parallel(ActorConfig(), seed=1)
     results = {}
     for name, path in paths.items():
-        description = read_model(path / "config.json")
+        description = trainable_model(path / "config.json")
         chunks = build_model(description, ActorConfig(dtype="float32"))
         for parameter in chunks[0].parameters():
             parameter.data.fill_(7.0)
@@ -182,7 +183,7 @@ def gradients_of_layouts(
 
 
 def _gradients(path: Path, actor: ActorConfig, pack: Pack) -> dict[str, NDArray[np.float32]]:
-    description = read_model(path)
+    description = trainable_model(path)
     chunks = build_model(description, actor)
     load_hf(chunks, description, path)
     options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
@@ -225,7 +226,7 @@ def sequence_leaks(rank: int, count: int, paths: dict[str, Path], lengths: list[
     start_model_parallel(ActorConfig(), seed=1)
     results = {}
     for name, path in paths.items():
-        description = read_model(path)
+        description = trainable_model(path)
         chunks = build_model(description, ActorConfig(dtype="float32"))
         load_hf(chunks, description, path)
         results[name] = _leaks(chunks[0], description, make_pack(lengths, 3, 1.0))
@@ -233,7 +234,7 @@ def sequence_leaks(rank: int, count: int, paths: dict[str, Path], lengths: list[
     return results
 
 
-def _leaks(policy: PolicyModel, description: ModelDescription, pack: Pack) -> tuple[float, float]:
+def _leaks(policy: PolicyModel, description: TrainableModel, pack: Pack) -> tuple[float, float]:
     """Outputs: change one sequence's tokens. Gradients: differentiate one sequence's log-probabilities."""
     embedded: list[torch.Tensor] = []
     policy.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
@@ -269,7 +270,7 @@ def refused_layouts(rank: int, count: int, cases: dict[str, tuple[dict[str, Any]
 
 def _refusal(raw: dict[str, Any], actor: ActorConfig) -> str:
     try:
-        transformer_config(read_model(raw), actor)
+        transformer_config(trainable_model(raw), actor)
     except ModelError as error:
         return str(error)
     return "not refused"
@@ -365,7 +366,7 @@ def reshard(rank: int, count: int, path: Path, folder: Path, layouts: list[dict[
             {"processes": count, "dtype": "float32", "train_mtp": True, "parallel": parallel}
         )
         start_model_parallel(actor, seed=1)
-        description = read_model(path)
+        description = trainable_model(path)
         chunks = build_model(description, actor)
         metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
         if position == 0:
@@ -388,7 +389,7 @@ def replay_own_routes(rank: int, count: int, paths: dict[str, Path], pack: Pack)
     start_model_parallel(ActorConfig(dtype="float32"), seed=1)
     results = {}
     for name, path in paths.items():
-        description = read_model(path)
+        description = trainable_model(path)
         chunks = build_model(description, ActorConfig(dtype="float32"))
         load_hf(chunks, description, path)
         routers = [layer.mlp.router for layer in chunks[0].decoder.layers]
@@ -411,7 +412,7 @@ def _keep_choices(
     chosen.append(answer[1])
 
 
-def _logprobs(chunk: PolicyModel, description: ModelDescription, pack: Pack) -> NDArray[np.float32]:
+def _logprobs(chunk: PolicyModel, description: TrainableModel, pack: Pack) -> NDArray[np.float32]:
     inputs = pack_to_device(pack)
     with torch.no_grad():
         scores = response_logprobs(

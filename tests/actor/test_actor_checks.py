@@ -9,7 +9,7 @@ from model_support import DENSE, GDN, GDN_MOE, MOE, TinyModel, add_mtp, read_ten
 from actor.hf.frozen_parameters import frozen_targets
 from rlpipe.config.actor import ActorConfig
 from rlpipe.model.actor_checks import check_actor, check_reference
-from rlpipe.model.families import read_model
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.model.weight_checks import check_finite, check_tied_head
 from rlpipe.shared.errors import ActorError, ModelError
 
@@ -22,7 +22,7 @@ ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"
 
 def described(model, **changes):
     raw = json.loads(model.config().to_json_string()) | {"architectures": [ARCHITECTURES[model.model_type]]}
-    return read_model(raw | changes)
+    return trainable_model(raw | changes)
 
 
 def selective(*modules):
@@ -88,7 +88,7 @@ def test_a_reference_of_other_maths_is_refused():
 
 def test_a_stored_head_unlike_the_embedding_is_refused(tmp_path):
     path = write_checkpoint(TinyModel("tied", "qwen3", {"tie_word_embeddings": True}), tmp_path)
-    model, tensors = read_model(path), read_tensors(path)
+    model, tensors = trainable_model(path), read_tensors(path)
     check_tied_head(model, path)
     embedding = tensors["model.embed_tokens.weight"]
     check_tied_head(model, write_tensors(path, tmp_path / "same", tensors | {"lm_head.weight": embedding.clone()}))

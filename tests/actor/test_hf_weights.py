@@ -23,7 +23,7 @@ from model_support import (
 from train_support import run_processes
 
 from actor.hf.weight_table import export_plan
-from rlpipe.model.families import read_model
+from rlpipe.model.model_reader import trainable_model
 
 TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
 QWEN2 = TinyModel("qwen2", "qwen2", {"head_dim": None, "num_attention_heads": 6})
@@ -110,7 +110,7 @@ def test_a_saved_folder_loads_in_transformers(results, output):
 
 def test_the_plan_names_what_streams_out(results, paths):
     for model, layout in CASES:
-        plan = export_plan(read_model(paths[model]), "float32", with_mtp=layout == "pp2_mtp")
+        plan = export_plan(trainable_model(paths[model]), "float32", with_mtp=layout == "pp2_mtp")
         assert [spec.name for spec in plan] == results[0][model, layout][1]
         tensors = read_tensors(paths[model])
         assert all(tuple(tensors[spec.name].shape) == spec.shape for spec in plan)

@@ -12,8 +12,8 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 from train_workers import trainer
 
 from actor.hf.export import export_plan
-from actor.models.build_model import read_model
 from actor.weight_sender import WeightSender, plan_buckets
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup, checksum
 
@@ -48,7 +48,7 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
 
 def receive_twice(rank: int, count: int, path: Path, groups: dict[str, WeightGroup]) -> dict[str, Any]:
     """What an engine does: per group two rounds of buckets; the tensors by name and the checksums of the buckets."""
-    plan = plan_buckets(export_plan(replace(read_model(path), fused_experts=True), "float32"), BUCKET_BYTES)
+    plan = plan_buckets(export_plan(replace(trainable_model(path), fused_experts=True), "float32"), BUCKET_BYTES)
     results = {}
     for name, group in groups.items():
         joined = _joined(group)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rlpipe.config.load import validate
+from rlpipe.model.families import FAMILIES
 
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted([*PROJECT.glob("docs/**/*.md"), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"])
@@ -47,6 +48,13 @@ def test_the_readme_names_every_command():
     known |= {group.name for group in app.registered_groups}
     shown = re.findall(r"^    rlpipe ([\w-]+)", (PROJECT / "README.md").read_text(), re.MULTILINE)
     assert set(shown) == known
+
+
+def test_families_that_are_only_counted_are_named():
+    text = (PROJECT / "docs/models.md").read_text()
+    (named,) = re.findall(r"which cannot be trained: (.*?) \(`model_type`\)", text, re.DOTALL)
+    counted = {name for name, family in FAMILIES.items() if family.training is None}
+    assert set(re.findall(r"`(\w+)`", named)) == {name for name in counted if not name.endswith("_text")}
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])

@@ -9,7 +9,7 @@ from test_batching_packs import sample_of
 from rlpipe.batching import PackLimits, pack_for_training
 from rlpipe.batching.pack_routes import attach_routes, checked_routes
 from rlpipe.flops.route_shape import route_shape
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError, DataError
 from rlpipe.shared.expert_routes import RouteShape
 
@@ -71,6 +71,6 @@ def test_packs_hold_the_routes_of_each_token_at_its_place():
 
 
 def test_a_model_without_experts_has_no_routes():
-    assert route_shape(load_model_shape("Qwen3-30B-A3B")).experts_per_token == 8
+    assert route_shape(describe_model("Qwen3-30B-A3B").shape).experts_per_token == 8
     with pytest.raises(ConfigError, match="has no experts"):
-        route_shape(load_model_shape("Qwen3-8B"))
+        route_shape(describe_model("Qwen3-8B").shape)

@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from rlpipe.flops import model_flops
 from rlpipe.flops.layers import GatedDeltaNet, MixtureOfExperts
-from rlpipe.model.hf_config import load_model_shape, model_shape
-from rlpipe.model.hf_families import FAMILIES
+from rlpipe.model.families import FAMILIES
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ModelError
 
 DENSE = {
@@ -38,7 +38,7 @@ HYBRID = SPARSE | {
 
 def _kinds(config):
     """One letter a layer: f, s (window) or g for the mixer, then d or m for the feed-forward part."""
-    layers = model_shape(config).layers
+    layers = describe_model(config).shape.layers
     mixers = ["g" if isinstance(layer.mixer, GatedDeltaNet) else "s" if layer.mixer.window else "f" for layer in layers]
     return " ".join(
         mixer + ("m" if isinstance(layer.feed_forward, MixtureOfExperts) else "d")
@@ -76,7 +76,7 @@ def test_kinds_of_layers(config, kinds):
 def test_width_of_a_head():
     def head_dim(**changes):
         config = {key: value for key, value in (DENSE | changes).items() if value != "absent"}
-        return model_shape(config).layers[0].mixer.head_dim
+        return describe_model(config).shape.layers[0].mixer.head_dim
 
     assert head_dim() == 12
     assert head_dim(head_dim="absent") == 128  # transformers' default of qwen3
@@ -87,40 +87,41 @@ def test_width_of_a_head():
 
 
 def test_output_gate_belongs_to_the_hybrid_types():
-    plain = model_shape(HYBRID | {"attn_output_gate": False}).layers[3].mixer
-    gated = model_shape(HYBRID).layers[3].mixer
+    plain = describe_model(HYBRID | {"attn_output_gate": False}).shape.layers[3].mixer
+    gated = describe_model(HYBRID).shape.layers[3].mixer
     assert gated.weights_flops - plain.weights_flops == 2 * 32 * 4 * 12
 
 
 def test_no_shared_expert_no_gate():
-    with_shared = model_shape(HYBRID).layers[0].feed_forward
-    without = model_shape(HYBRID | {"shared_expert_intermediate_size": 0}).layers[0].feed_forward
+    with_shared = describe_model(HYBRID).shape.layers[0].feed_forward
+    without = describe_model(HYBRID | {"shared_expert_intermediate_size": 0}).shape.layers[0].feed_forward
     assert with_shared.weights_flops - without.weights_flops == 6 * 32 * 20 + 2 * 32
     assert without.weights_flops == 2 * 6 * 32 * 24 + 2 * 32 * 6
 
 
 def test_both_names_of_the_number_of_experts():
     renamed = {key: value for key, value in SPARSE.items() if key != "num_experts"} | {"num_local_experts": 6}
-    assert model_shape(renamed) == model_shape(SPARSE)
+    assert describe_model(renamed).shape == describe_model(SPARSE).shape
     with pytest.raises(ModelError, match="contradicts num_local_experts = 7"):
-        model_shape(SPARSE | {"num_local_experts": 7})
+        describe_model(SPARSE | {"num_local_experts": 7})
 
 
 def test_tied_embeddings_change_nothing():
-    assert model_shape(DENSE | {"tie_word_embeddings": True}) == model_shape(DENSE)
+    assert describe_model(DENSE | {"tie_word_embeddings": True}).shape == describe_model(DENSE).shape
 
 
 def test_a_nested_decoder_equals_a_flat_one():
     nested = {"model_type": "qwen3_5_moe", "text_config": HYBRID | {"model_type": "qwen3_5_moe_text"}}
     lengths = [5, 9]
-    assert model_flops(model_shape(nested), lengths) == model_flops(model_shape(HYBRID), lengths)
+    assert model_flops(describe_model(nested).shape, lengths) == model_flops(describe_model(HYBRID).shape, lengths)
     without_inner_type = {key: value for key, value in HYBRID.items() if key != "model_type"}
-    assert model_shape({"model_type": "qwen3_5_moe", "text_config": without_inner_type}) == model_shape(HYBRID)
+    nested = {"model_type": "qwen3_5_moe", "text_config": without_inner_type}
+    assert describe_model(nested) == describe_model(HYBRID)
 
 
 @pytest.mark.parametrize("key", ["mtp_num_hidden_layers", "num_nextn_predict_layers", "mtp_num_layers"])
 def test_names_of_multi_token_prediction(key):
-    assert model_shape(SPARSE | {key: 2}).mtp_layers == 2
+    assert describe_model(SPARSE | {key: 2}).shape.mtp_layers == 2
 
 
 @pytest.mark.parametrize(
@@ -159,17 +160,17 @@ def test_names_of_multi_token_prediction(key):
 )
 def test_what_is_not_understood_is_refused_by_name(config, named):
     with pytest.raises(ModelError, match=named):
-        model_shape(config)
+        describe_model(config)
 
 
 def test_a_switched_off_stranger_is_no_stranger():
     config = DENSE | {"num_experts": 0, "kv_lora_rank": None, "mlp_only_layers": [], "attn_output_gate": False}
-    assert model_shape(config) == model_shape(DENSE)
+    assert describe_model(config).shape == describe_model(DENSE).shape
 
 
 def test_settings_of_generation_and_training_are_no_strangers():
     settings = {"top_k": 50, "num_beams": 1, "attention_dropout": 0.1, "router_aux_loss_coef": 0.1, "head_dtype": "x"}
-    assert model_shape(DENSE | settings) == model_shape(DENSE)
+    assert describe_model(DENSE | settings).shape == describe_model(DENSE).shape
 
 
 def test_every_known_type_reads_what_transformers_writes():
@@ -177,20 +178,20 @@ def test_every_known_type_reads_what_transformers_writes():
     written["glm4_moe"]["head_dim"] = 128
     written["deepseek_v2"]["num_experts_per_tok"] = 6
     for config in written.values():
-        assert model_flops(model_shape(config), [128]).forward > 0
+        assert model_flops(describe_model(config).shape, [128]).forward > 0
 
 
 def test_where_a_model_is_looked_up(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
-    assert load_model_shape(tmp_path) == load_model_shape(tmp_path / "config.json") == model_shape(DENSE)
+    assert describe_model(tmp_path) == describe_model(tmp_path / "config.json") == describe_model(DENSE)
     with pytest.raises(ModelError, match=r"no model config at 'Qwen9'.*Qwen3-8B"):
-        load_model_shape("Qwen9")
+        describe_model("Qwen9")
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="JSON object"):
-        load_model_shape(tmp_path)
+        describe_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="is not valid JSON"):
-        load_model_shape(tmp_path)
+        describe_model(tmp_path)
 
 
 def test_no_heavy_import():

@@ -13,7 +13,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from rlpipe.flops import Convention, Grid, model_flops
 from rlpipe.flops.layers import GatedDeltaNet
-from rlpipe.model.hf_config import model_shape
+from rlpipe.model.model_reader import describe_model
 
 TOKENS = 64
 DELTA_NET_CHUNK_TOKENS = 64
@@ -72,7 +72,7 @@ MODELS = {
 def test_forward_flops_equal_the_executed_operators(model_type, options):
     config = AutoConfig.for_model(model_type, **(BASE | options))
     counted, rotary = _count_forward(config)
-    shape = model_shape(config.to_dict())
+    shape = describe_model(config.to_dict()).shape
     expected = model_flops(shape, [TOKENS], Convention.FULL).forward + _delta_net_extra(shape)
     assert counted == expected + rotary
 
@@ -82,7 +82,7 @@ def test_backward_is_twice_the_forward():
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, TOKENS, dtype=torch.long), use_cache=False).logits.sum().backward()
-    breakdown = model_flops(model_shape(config.to_dict()), [TOKENS], Convention.FULL)
+    breakdown = model_flops(describe_model(config.to_dict()).shape, [TOKENS], Convention.FULL)
     assert counter.get_total_flops() == breakdown.train + 8 * TOKENS  # the rotary product, of head width 8
 
 
@@ -96,7 +96,7 @@ def test_vision_tower_equals_the_executed_operators():
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         tower(patches, grid_thw=torch.tensor(grids))
     text = BASE | {"model_type": "qwen3_vl_text"}
-    shape = model_shape({"model_type": "qwen3_vl", "text_config": text, "vision_config": config.to_dict()})
+    shape = describe_model({"model_type": "qwen3_vl", "text_config": text, "vision_config": config.to_dict()}).shape
     assert counter.get_total_flops() == model_flops(shape, [], grids=grids).per_layer_type["vision"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlpipe.flops import KernelWork, Recompute, hardware_flops, model_flops
-from rlpipe.model.hf_config import load_model_shape, model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
 
 LENGTHS = (4096,)
@@ -17,7 +17,7 @@ HYBRID_CONFIG = json.loads(
 
 @pytest.fixture(scope="module")
 def hybrid():
-    return load_model_shape("Qwen3.5-35B-A3B")
+    return describe_model("Qwen3.5-35B-A3B").shape
 
 
 def _selective(*modules):
@@ -34,7 +34,7 @@ def test_full_recompute_leaves_out_the_head(hybrid):
 
 
 def test_full_recompute_includes_mtp_layers_without_their_head():
-    shape = model_shape(HYBRID_CONFIG | {"mtp_num_hidden_layers": 1})
+    shape = describe_model(HYBRID_CONFIG | {"mtp_num_hidden_layers": 1}).shape
     breakdown = model_flops(shape, LENGTHS)
     again = breakdown.forward - 2 * shape.head_flops * 4096
     assert hardware_flops(shape, LENGTHS, Recompute("full")) == breakdown.train + again
@@ -57,7 +57,7 @@ def test_selective_recompute_adds_the_named_modules_only(hybrid):
 
 
 def test_selective_recompute_of_a_dense_model():
-    shape = load_model_shape("Qwen3-8B")
+    shape = describe_model("Qwen3-8B").shape
     model = model_flops(shape, LENGTHS)
     assert hardware_flops(shape, LENGTHS, _selective("mlp")) == model.train + model.per_layer_type["dense"]
 
@@ -69,7 +69,7 @@ def test_unknown_module_is_refused():
 
 def test_flash_attention_makes_its_scores_again():
     """Five products in the backward pass instead of four: 2.5 times the forward pass instead of 2."""
-    shape = load_model_shape("Qwen3-8B")
+    shape = describe_model("Qwen3-8B").shape
     core_forward = sum(flops.core for _, flops in model_flops(shape, LENGTHS).parts)
     executed = hardware_flops(shape, LENGTHS, kernels=KernelWork(flash_attention=True))
     assert executed - model_flops(shape, LENGTHS).train == core_forward // 2

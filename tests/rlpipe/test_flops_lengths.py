@@ -3,7 +3,7 @@
 import pytest
 
 from rlpipe.flops import Convention, Grid, batch_lengths, model_flops, sequence_cost
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 
 
 def _squares(lengths):
@@ -37,7 +37,7 @@ def test_unusable_unpadded_ends_yield_to_the_padded_ones():
 
 
 def test_micro_batches_add():
-    shape = load_model_shape("Qwen3-8B")
+    shape = describe_model("Qwen3-8B").shape
     first, second = batch_lengths(1, 9, cu_seqlens=[[0, 5, 9]]), batch_lengths(2, 7)
     assert model_flops(shape, first) + model_flops(shape, second) == model_flops(shape, first + second)
 
@@ -47,14 +47,14 @@ def test_no_tokens_no_lengths():
 
 
 def test_image_and_video_grids_add():
-    shape, image, video = load_model_shape("Qwen3.5-35B-A3B"), Grid(1, 4, 6), Grid(3, 4, 4)
+    shape, image, video = describe_model("Qwen3.5-35B-A3B").shape, Grid(1, 4, 6), Grid(3, 4, 4)
     both = model_flops(shape, [8], grids=[image, video])
     assert both == model_flops(shape, [8], grids=[image]) + model_flops(shape, [], grids=[video])
 
 
 def test_grids_need_a_vision_tower():
     with pytest.raises(ValueError, match="without a vision tower"):
-        model_flops(load_model_shape("Qwen3-8B"), [8], grids=[Grid(1, 4, 4)])
+        model_flops(describe_model("Qwen3-8B").shape, [8], grids=[Grid(1, 4, 4)])
 
 
 @pytest.mark.parametrize("ends", [[], [0], [0, 0], [-1, -1]])
@@ -64,7 +64,7 @@ def test_an_empty_list_falls_back_to_the_row(ends):
 
 def test_32_samples_in_a_pack_attend_32_times_less():
     packed = batch_lengths(1, 8192, cu_seqlens=[list(range(0, 8193, 256))])
-    quadratic = sequence_cost(load_model_shape("Qwen3-8B")).quadratic
+    quadratic = sequence_cost(describe_model("Qwen3-8B").shape).quadratic
     assert quadratic * _squares(batch_lengths(1, 8192)) == 32 * quadratic * _squares(packed)
 
 
@@ -83,7 +83,7 @@ def test_a_padded_tail_is_no_sequence():
 
 
 def test_both_terms_count_the_same_tokens():
-    breakdown = model_flops(load_model_shape("Qwen3-8B"), batch_lengths(1, 16, cu_seqlens=[[0, 5, 9, -1]]))
+    breakdown = model_flops(describe_model("Qwen3-8B").shape, batch_lengths(1, 16, cu_seqlens=[[0, 5, 9, -1]]))
     assert breakdown.tokens == 9
 
 
@@ -98,4 +98,4 @@ def test_nonsense_is_refused(rows, ends, message):
 
 def test_negative_lengths_are_refused():
     with pytest.raises(ValueError, match="-3 tokens"):
-        model_flops(load_model_shape("Qwen3-8B"), [4, -3], Convention.FULL)
+        model_flops(describe_model("Qwen3-8B").shape, [4, -3], Convention.FULL)

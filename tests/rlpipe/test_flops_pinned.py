@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlpipe.flops import Convention, Frozen, Grid, Part, model_flops, sequence_cost
-from rlpipe.model.hf_config import load_model_shape, model_shape
+from rlpipe.model.model_reader import describe_model
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 PACKED = (1024, 512, 2048, 300, 212)
@@ -32,24 +32,24 @@ QWEN3_8B, QWEN3_30B, QWEN3_5_35B = "Qwen3-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B
     ],
 )
 def test_train_flops_of_one_sequence(model, length, convention, train_per_token):
-    breakdown = model_flops(load_model_shape(model), [length], Convention(convention))
+    breakdown = model_flops(describe_model(model).shape, [length], Convention(convention))
     assert breakdown.train == train_per_token * length
 
 
 @pytest.mark.parametrize(("model", "train"), [(QWEN3_8B, 190_983_441_481_728), (QWEN3_5_35B, 75_339_375_575_040)])
 def test_packed_sequences(model, train):
-    assert model_flops(load_model_shape(model), PACKED).train == train
+    assert model_flops(describe_model(model).shape, PACKED).train == train
 
 
 def test_packed_sequences_cost_less_than_one_sequence_of_their_total():
-    shape = load_model_shape(QWEN3_8B)
+    shape = describe_model(QWEN3_8B).shape
     one_sequence = model_flops(shape, [sum(PACKED)])
     assert one_sequence.train == 200_836_965_728_256
     assert one_sequence.train / model_flops(shape, PACKED).train == pytest.approx(1.05159, abs=1e-5)
 
 
 def test_layers_of_the_hybrid_model():
-    shape = load_model_shape(QWEN3_5_35B)
+    shape = describe_model(QWEN3_5_35B).shape
     attention, delta_net = shape.layers[3].mixer, shape.layers[0].mixer
     assert attention.weights_flops == 54_525_952
     assert attention.core_flops_per_doubled_pair == 8192
@@ -61,7 +61,7 @@ def test_layers_of_the_hybrid_model():
 
 
 def test_layers_of_the_dense_and_the_sparse_model():
-    dense, sparse = load_model_shape(QWEN3_8B), load_model_shape(QWEN3_30B)
+    dense, sparse = describe_model(QWEN3_8B).shape, describe_model(QWEN3_30B).shape
     assert (dense.layers[0].mixer.weights_flops, dense.layers[0].feed_forward.weights_flops) == (
         83_886_080,
         301_989_888,
@@ -77,14 +77,14 @@ def test_a_multi_token_prediction_layer(place):
     config = json.loads((MODELS / QWEN3_5_35B / "config.json").read_text())
     section = config["text_config"] if place == "text_config" else config
     section["mtp_num_hidden_layers"] = 1
-    shape = model_shape(config)
+    shape = describe_model(config).shape
     with_mtp = model_flops(shape, [4096])
     assert with_mtp.train == 22_600_593_408 * 4096
     assert with_mtp.logprob * 3 == model_flops(shape, [4096], include_mtp=False).train == 19_061_637_120 * 4096
 
 
 def test_vision_tower():
-    tower, image = load_model_shape(QWEN3_5_35B).vision, Grid(1, 32, 32)
+    tower, image = describe_model(QWEN3_5_35B).shape.vision, Grid(1, 32, 32)
     assert tower.patch_embed_flops(image) == 3_623_878_656
     assert tower.block_weights_flops(image) == 841_872_310_272
     assert tower.attention_core_flops(image) == 130_459_631_616
@@ -92,7 +92,7 @@ def test_vision_tower():
 
 
 def test_a_video_costs_its_frames():
-    shape = load_model_shape(QWEN3_5_35B)
+    shape = describe_model(QWEN3_5_35B).shape
     image = model_flops(shape, [], grids=[Grid(1, 32, 32)])
     video = model_flops(shape, [], grids=[Grid(4, 32, 32)])
     assert image.per_layer_type["vision"] == 991_659_294_720
@@ -100,7 +100,7 @@ def test_a_video_costs_its_frames():
 
 
 def test_frozen_parts():
-    shape = load_model_shape(QWEN3_5_35B)
+    shape = describe_model(QWEN3_5_35B).shape
     breakdown = model_flops(shape, [4096], grids=[Grid(1, 32, 32)])
     frozen = {Part.VISION: Frozen.NO_GRADIENTS, Part.GDN: Frozen.GRADIENTS_PASS, Part.MOE: Frozen.GRADIENTS_PASS}
     gdn_weights = 4096 * 30 * shape.layers[0].mixer.weights_flops

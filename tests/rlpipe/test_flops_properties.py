@@ -14,10 +14,9 @@ from rlpipe.flops import (
     weight_gradient_flops,
 )
 from rlpipe.flops.convention import doubled_pairs
-from rlpipe.model.families import read_model
-from rlpipe.model.hf_config import load_model_shape, model_shape
+from rlpipe.model.model_reader import describe_model, trainable_model
 
-WINDOWED = model_shape(
+WINDOWED = describe_model(
     {
         "model_type": "mistral",
         "vocab_size": 96,
@@ -29,8 +28,10 @@ WINDOWED = model_shape(
         "sliding_window": 37,
         "num_nextn_predict_layers": 1,
     }
-)
-SHAPES = {name: load_model_shape(name) for name in ("Qwen3-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B")} | {"w": WINDOWED}
+).shape
+SHAPES = {name: describe_model(name).shape for name in ("Qwen3-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B")} | {
+    "w": WINDOWED
+}
 
 shapes = st.sampled_from(list(SHAPES.values()))
 conventions = st.sampled_from(list(Convention))
@@ -114,7 +115,7 @@ def test_different_conventions_do_not_add():
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B", "Qwen3.5-35B-A3B"])
 def test_gradients_of_all_weights_cost_as_much_as_all_products_with_weights(name):
     """Counted tensor by tensor on one side, layer by layer on the other."""
-    shape, model = load_model_shape(name), read_model(f"configs/models/{name}")
+    shape, model = describe_model(name).shape, trainable_model(f"configs/models/{name}")
     weights = [(tensor.name, tensor.shape) for tensor in export_plan(model)]
     products = sum(part.weights for _, part in model_flops(shape, [1], include_mtp=False).parts)
     assert weight_gradient_flops(shape, weights, tied=model.tied_embeddings) == products

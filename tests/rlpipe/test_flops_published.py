@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlpipe.flops import Grid, batch_lengths, model_flops, tflops_per_gpu, utilization
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 
 PROJECT = Path(__file__).parents[2]
 # By its path: a folder of benchmarks on sys.path would hide the packages `rollout` and `rewards` from all other tests.
@@ -33,7 +33,7 @@ def test_four_tflops_figures_under_the_formula_that_produced_them(tokens_per_sec
 
 
 def test_the_best_of_them_under_the_right_formula():
-    per_sequence = model_flops(load_model_shape(QWEN3_5_35B), [SLIME_EFFECTIVE_LENGTH]).train
+    per_sequence = model_flops(describe_model(QWEN3_5_35B).shape, [SLIME_EFFECTIVE_LENGTH]).train
     seconds_per_sequence = SLIME_EFFECTIVE_LENGTH / 2911.2
     assert tflops_per_gpu(per_sequence, seconds_per_sequence, gpus=8) == pytest.approx(6.99, abs=0.01)
     assert utilization(per_sequence, seconds_per_sequence, 8, 989.5) == pytest.approx(0.0071, abs=1e-4)
@@ -42,7 +42,7 @@ def test_the_best_of_them_under_the_right_formula():
 
 @pytest.mark.parametrize(("length", "ratio"), [(4096, 0.913), (32768, 1.746), (131072, 2.829)])
 def test_error_of_counting_every_layer_as_softmax_attention(length, ratio):
-    right = model_flops(load_model_shape(QWEN3_5_35B), [length]).train / length
+    right = model_flops(describe_model(QWEN3_5_35B).shape, [length]).train / length
     assert _slime_train_flops_per_token(length) / right == pytest.approx(ratio, abs=1e-3)
 
 
@@ -50,7 +50,7 @@ def test_error_of_counting_every_layer_as_softmax_attention(length, ratio):
 @pytest.mark.parametrize(("pack_tokens", "before", "after"), [(2048, 162.6, 155.8), (4096, 339.9, 156.7)])
 def test_packs_with_2030_real_tokens_explain_both_rows_of_the_bridge_table(pack_tokens, before, after):
     """Quadratic work is at most 8 % here: 2.17x can only come from counting the empty half of the pack."""
-    shape = load_model_shape(QWEN3_8B)
+    shape = describe_model(QWEN3_8B).shape
     ends = [*range(0, 2030, 254), 2030]
     real = model_flops(shape, batch_lengths(1, pack_tokens, cu_seqlens=[ends]))
     configured = model_flops(shape, [pack_tokens])
@@ -58,14 +58,14 @@ def test_packs_with_2030_real_tokens_explain_both_rows_of_the_bridge_table(pack_
 
 
 def test_no_division_of_a_full_pack_explains_the_second_row():
-    shape = load_model_shape(QWEN3_8B)
+    shape = describe_model(QWEN3_8B).shape
     shortest_possible = model_flops(shape, [1] * 4096)
     assert model_flops(shape, [4096]).train / shortest_possible.train < 1.09
 
 
 def test_attention_within_frames_not_within_the_video():
     """The patches of a video are not one sequence: 16 frames would cost 16 times too much."""
-    shape = load_model_shape(QWEN3_5_35B)
+    shape = describe_model(QWEN3_5_35B).shape
     assert shape.vision is not None
     frames, as_one_image = Grid(16, 8, 8), Grid(1, 32, 32)
     assert frames.patches == as_one_image.patches

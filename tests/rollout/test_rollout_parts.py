@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.engine_pools import needed_pools, pools_within
-from rlpipe.model.hf_config import load_model_shape
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.dispatch import Dispatcher
@@ -65,7 +65,7 @@ def test_the_default_kv_pool_holds_every_running_request_at_its_longest():
 
 
 def test_the_pools_of_a_gpu_are_as_large_as_what_the_run_can_use():
-    shape = load_model_shape("Qwen3.5-35B-A3B")
+    shape = describe_model("Qwen3.5-35B-A3B").shape
     engine = EngineConfig(max_running_requests=128)
     pools = needed_pools(shape, engine, "Qwen3_5MoeForCausalLM", 129, 8448)
     assert pools.token_bytes == 10 * 2 * 2 * 256 * 2
@@ -83,11 +83,11 @@ def test_the_pools_of_a_gpu_are_as_large_as_what_the_run_can_use():
 
 
 def test_settings_of_the_pools_stay():
-    shape = load_model_shape("Qwen3.5-35B-A3B")
+    shape = describe_model("Qwen3.5-35B-A3B").shape
     engine = EngineConfig(kv_cache_tokens=77, sglang={"max_mamba_cache_size": 5})
     pools = needed_pools(shape, engine, "", 129, 8448)
     assert (pools.kv_tokens, pools.states) == (77, 5)
-    assert needed_pools(load_model_shape("Qwen3-8B"), engine, "", 129, 8448).states is None
+    assert needed_pools(describe_model("Qwen3-8B").shape, engine, "", 129, 8448).states is None
 
 
 def test_an_engine_that_cuts_prompts_into_chunks_has_a_slot_to_spare():

@@ -90,12 +90,12 @@ def _inputs(config: Config) -> Check:
 def _tokenizer(config: Config) -> Check:
     """Both sides work on token ids alone, so the model's end must be the tokenizer's."""
     from rlpipe.data.prompts import load_tokenizer
-    from rlpipe.model.config_file import end_tokens, read_config
     from rlpipe.model.hub import model_folder
+    from rlpipe.model.model_reader import describe_model, end_tokens
 
     tokenizer = load_tokenizer(config.model.path)
     folder = model_folder(config.model.path)
-    rows, ends = read_config(folder).vocab_size, end_tokens(folder)
+    rows, ends = describe_model(folder).vocab_size, end_tokens(folder)
     if tokenizer.eos_token_id not in ends:
         found = f"ends with token {tokenizer.eos_token_id}, the model with {sorted(ends)}"
         return warn("tokenizer", found, "add it to rollout.sampling.stop_token_ids, or responses may not end")

@@ -6,6 +6,8 @@ from typing import Any
 
 from rlpipe.shared.errors import ModelError
 
+_LARGEST_SIZE = 2**31 - 1
+
 _LOOKS_ARCHITECTURAL = re.compile(
     r"layer|head|dim|size|rank|expert|window|attn|attention|mtp|nextn|moe|mixer|hidden|conv|ssm|mamba|linear|block|"
     r"depth|kv|latent|lora|ffn|mlp|gate|shared|sparse|dense|top_k|chunk|interval|index|stride|pattern|compress|freq|"
@@ -83,9 +85,11 @@ class Section:
         if value is None:
             value = default
         if value is None:
-            raise ModelError(f"{self._place} lacks {key!r}: FLOPs cannot be counted without it; add it to the file")
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(f"{self._place}: {key!r} is {value!r}, expected an integer of at least {minimum}")
+            raise ModelError(f"{self._place} lacks {key!r}, without which the model is not known: add it to the file")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST_SIZE:
+            raise ModelError(
+                f"{self._place}: {key!r} is {value!r}, expected an integer from {minimum} to {_LARGEST_SIZE}"
+            )
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -123,8 +127,8 @@ class Section:
             named = ", ".join(f"{key} = {self._values[key]!r}" for key in unknown)
             raise ModelError(
                 f"{self._place} has fields that rlpipe does not know for model type {model_type!r} and that may change "
-                f"its FLOPs: {named}; remove them if they do not belong to this model, or add them to "
-                "rlpipe/model/hf_families.py"
+                f"its layers: {named}; remove them if they do not belong to this model, or add them to "
+                "rlpipe/model/families.py"
             )
 
     @staticmethod
