@@ -50,7 +50,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _answer(name: str, response: str, label: str, options: dict, facts: dict) -> dict[str, Any]:
+def _answer(name: str, response: str, label: str, options: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     # Whatever a grader raises costs one sample: it is reported as text, because an exception may not unpickle.
     try:
         return {"reward": reward_to_json(call(name, response, label, options, facts))}

@@ -183,6 +183,6 @@ def language_of(text: str) -> str | None:
 
     DetectorFactory.seed = 0
     try:
-        return detect(text)
+        return str(detect(text))
     except LangDetectException:
         return None

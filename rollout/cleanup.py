@@ -154,7 +154,7 @@ def _status(process: psutil.Process) -> str:
     try:
         return str(process.status())
     except psutil.NoSuchProcess:
-        return psutil.STATUS_DEAD
+        return str(psutil.STATUS_DEAD)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -56,7 +56,8 @@ class EngineClient:
             raise RolloutError(f"request {request.request_id!r} is not answered yet and cannot be made again")
         loop = asyncio.get_running_loop()
         self._requests[request.request_id] = request
-        answer = self._answers[request.request_id] = loop.create_future()
+        answer: asyncio.Future[Generation] = loop.create_future()
+        self._answers[request.request_id] = answer
         self._dispatcher.add(request)
         if not self._assigning:
             # Later in this turn of the loop, so that one remote call takes all requests made in it.

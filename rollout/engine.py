@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rlpipe.model.hub import model_folder
+from rlpipe.shared.descendants import is_stopped
 from rlpipe.shared.errors import EngineFailure, RolloutError
 from rlpipe.shared.expert_routes import Routes
 from rlpipe.shared.remote import WorkerAddress, register_worker
@@ -456,7 +455,7 @@ class Engine:
         stopped = 0
         while all(process.is_alive() for process in processes) and stopped < _STOPPED_LOOKS:
             await asyncio.sleep(_LIVENESS_SECONDS)
-            stopped = stopped + 1 if any(_is_stopped(process.pid) for process in processes) else 0
+            stopped = stopped + 1 if any(is_stopped(process.pid) for process in processes) else 0
         self._death = EngineFailure(
             f"engine {self._setup.index} died: {_what_happened(processes)}; log: {self._setup.log_path}; its last "
             f"lines:\n{log_tail(self._setup.log_path)}"
@@ -469,15 +468,8 @@ def _what_happened(processes: Sequence[Any]) -> str:
     for process in processes:
         if not process.is_alive():
             return f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
-    stopped = [process.pid for process in processes if _is_stopped(process.pid)]
+    stopped = [process.pid for process in processes if is_stopped(process.pid)]
     return f"SGLang's process {stopped[0] if stopped else processes[0].pid} was stopped and does not go on"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _redirect_output(path: str, keep: bool) -> None:

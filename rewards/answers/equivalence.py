@@ -122,7 +122,7 @@ def _decided_by_math_verify(answer: str, label: str) -> bool:
     expected, given = _parsed(label), _parsed(answer)
     if not expected or not given or _clearly_different(given[0], expected[0]):
         return False
-    return verify(expected, given, allow_set_relation_comp=True, timeout_seconds=None)
+    return bool(verify(expected, given, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _clearly_different(left: Basic | MatrixBase | str, right: Basic | MatrixBase | str) -> bool:

@@ -41,7 +41,8 @@ class ScoredBatch:
         """Scores less the penalties of the whole episode: float64 [n]."""
         if self.token_penalties is None:
             return self.scores
-        return self.scores - np.array([penalties.sum() for penalties in self.token_penalties])
+        penalties: Scores = np.array([one.sum() for one in self.token_penalties])
+        return self.scores - penalties
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ def equal_score_groups(scores: Scores, groups: NDArray[np.int64]) -> NDArray[np.
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(low, groups, scores)
     np.maximum.at(high, groups, scores)
-    return low == high
+    equal: NDArray[np.bool_] = low == high
+    return equal
 
 
 def _centred(scores: Scores, groups: NDArray[np.int64]) -> Scores:
@@ -203,5 +205,5 @@ def _whitened(values: Scores, weights: NDArray[np.number]) -> Scores:
     total = weights.sum()
     if total == 0 or values.max() == values.min():
         return np.zeros_like(values)
-    centred = values - (values * weights).sum() / total
-    return centred / (np.sqrt((centred**2 * weights).sum() / total) + STD_EPSILON)
+    centred: Scores = values - (values * weights).sum() / total
+    return centred / (float(np.sqrt((centred**2 * weights).sum() / total)) + STD_EPSILON)

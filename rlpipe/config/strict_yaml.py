@@ -66,7 +66,7 @@ def load_yaml(text: str) -> Any:
 
 def dump_yaml(tree: Any) -> str:
     """`tree` as YAML that `load_yaml`, and parsers of YAML 1.1, read back equal."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def unusable_values(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

@@ -126,7 +126,7 @@ class MappedRows:
 
     def row(self, position: int) -> dict[str, Any]:
         """The columns of the kept row at `position`."""
-        return self._table[int(self.kept[position])]
+        return dict(self._table[int(self.kept[position])])
 
     def check(self, skip_bad_rows: bool) -> None:
         """Raise DataError for the first row that cannot be used, unless such rows are skipped."""

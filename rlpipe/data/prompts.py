@@ -216,7 +216,8 @@ def message_list(prompt: Any, place: str) -> list[dict[str, str]]:
     """`prompt` itself if it is a list of chat messages; DataError naming `place` otherwise."""
     if problem := messages_problem(prompt):
         raise DataError(f"{place}: the prompt {problem}")
-    return prompt
+    messages: list[dict[str, str]] = prompt
+    return messages
 
 
 class _Columns(string.Formatter):

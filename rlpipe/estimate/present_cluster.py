@@ -58,7 +58,7 @@ def visible_gpus() -> list[tuple[str, int]]:
 def host_memory_bytes() -> int:
     """What processes here may use: the machine's memory, or the limit of the container."""
     limits = [Path(file).read_text().strip() for file in _LIMIT_FILES if Path(file).exists()]
-    return min([psutil.virtual_memory().total, *(int(limit) for limit in limits if limit.isdecimal())])
+    return min([int(psutil.virtual_memory().total), *(int(limit) for limit in limits if limit.isdecimal())])
 
 
 def _known_node(gpu: str) -> ClusterConfig | None:

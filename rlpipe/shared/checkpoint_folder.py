@@ -117,7 +117,7 @@ def read_state(path: Path) -> dict[str, Any]:
         CheckpointError: no such checkpoint, or one of another format.
     """
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
         own, files, version = state.pop("xxh3", None), state["files"], state["format"]
         sizes = {name: file["bytes"] for name, file in files.items()} if version == _FORMAT else {}
     except FileNotFoundError:

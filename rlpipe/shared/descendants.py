@@ -52,7 +52,7 @@ def end_of(pid: int) -> str | None:
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped the process, as SIGSTOP does."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 
@@ -70,6 +70,6 @@ def _signal_until_gone(number: signal.Signals, known: Collection[int], seconds: 
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

@@ -1,7 +1,7 @@
 """Per-token estimators of KL(policy || reference) from samples of the policy. Pure: works on arrays of any library."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Values = TypeVar("Values", bound=Any)
 
@@ -16,7 +16,7 @@ def kl_estimate(difference: Values, estimator: str, expm1: Callable[[Values], Va
         case "k1":
             return difference
         case "k2":
-            return difference**2 / 2
+            return cast(Values, difference**2 / 2)
         case "k3":
-            return expm1(-difference) + difference
+            return cast(Values, expm1(-difference) + difference)
     raise ValueError(f"KL estimator {estimator!r}; known: k1, k2, k3")

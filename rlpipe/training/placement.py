@@ -3,7 +3,6 @@
 import functools
 import importlib
 import logging
-import math
 import os
 import secrets
 import signal
@@ -294,7 +293,7 @@ def cluster_gpus() -> int:
     """GPUs of the cluster, all nodes."""
     import ray
 
-    return math.floor(ray.cluster_resources().get("GPU", 0))
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 def _check_reachable(address: str | None) -> None:

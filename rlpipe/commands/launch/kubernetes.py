@@ -41,7 +41,7 @@ def manifest(config: Config, cluster: ClusterConfig, environment: Mapping[str, s
     check_paths(config, settings)
     name = job_name(config.run.name)
     documents = [_configuration(config, name, settings), _job(config, cluster, settings, name, environment)]
-    return yaml.dump_all(documents, Dumper=_Readable, sort_keys=False)
+    return str(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False))
 
 
 def job_name(run: str) -> str:

@@ -63,10 +63,10 @@ def _combined(rows: Sequence[Row]) -> Row:
 def _value(rows: Sequence[Row], metric: str, weight: str | None) -> float | None:
     """Weighted with seconds, a rate becomes work over time."""
     found = [row for row in rows if metric in row and (weight is None or row.get(weight))]
-    weights = [1.0 if weight is None else row[weight] for row in found]
+    weights = [1.0 if weight is None else float(row[weight]) for row in found]
     if not found or not sum(weights):
         return None
-    return sum(row[metric] * share for row, share in zip(found, weights, strict=True)) / sum(weights)
+    return sum(float(row[metric]) * share for row, share in zip(found, weights, strict=True)) / sum(weights)
 
 
 def _cells(row: Row) -> list[str]:
