@@ -60,7 +60,7 @@ def training_call(clock: RankClock, micro_batches: int) -> None:
 
 
 def exchanges(clock: RankClock, start: Callable[[Any], None], wait: Callable[[Any], None], count: int) -> None:
-    """The hooks of so many exchanges around nothing."""
+    """The hooks of `count` exchanges around nothing."""
     group = dist.group.WORLD
     with clock.part("train"):
         for _ in range(count):

@@ -64,7 +64,7 @@ def interrupted(
     """What of an aborted response can go on, or how it has in truth ended.
 
     An abort hides the reason for which the last token would have ended the response: a token of `end_ids`, or the
-    limit. A stop string may lie across the interruption, and the engine looks for it among new tokens only: so many
+    limit. A stop string may lie across the interruption, and the engine looks for it among new tokens only: as many
     tokens as the longest one has characters are taken back, and sampled again.
     """
     if partial.token_ids and partial.token_ids[-1] in end_ids:

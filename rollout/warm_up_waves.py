@@ -19,8 +19,7 @@ _STEPS_AT_A_SIZE = 2
 
 @dataclass(frozen=True)
 class WaveRequest:
-    """One request: so many prompt tokens, so many to generate. `prefix`: requests with the same number have the same
-    prompt; None for a prompt of its own."""
+    """One request. `prefix`: requests with the same number have the same prompt; None for a prompt of its own."""
 
     prompt_tokens: int
     new_tokens: int

@@ -66,7 +66,7 @@ class SpeedsConfig(Section):
     """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end."""
 
     pack_overhead_tokens: int = Field(2300, ge=0)
-    """What else a pack costs, in tokens: a pack of so many reaches half of that share."""
+    """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
     exchanging_share: float = Field(0.5, gt=0, le=1)
     """Of that, where ranks exchange activations (TP, CP, EP or PP above 1). An assumption until it is measured."""

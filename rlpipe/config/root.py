@@ -233,7 +233,7 @@ class Config(Section):
 
 
 def _passes(samples: int) -> list[str]:
-    """pass@k for k = 2, 4, ... of so many answers."""
+    """pass@k for k = 2, 4, ... up to `samples`, the answers to a prompt."""
     return [f"pass_at_{2**power}" for power in range(1, samples.bit_length())]
 
 

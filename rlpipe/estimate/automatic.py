@@ -44,7 +44,7 @@ def choice_note(chosen: Config) -> str:
 
 
 def _budgets(config: Config) -> Iterator[int]:
-    """For one longest sequence, two and so on, as long as a rank has so many in an update."""
+    """For one longest sequence, two and so on, as long as a rank has that number in an update."""
     parallel, multiple = config.actor.parallel, config.actor.pack_multiple
     ranks = config.actor.processes // (parallel.tensor * parallel.pipeline * parallel.context)
     responses = config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt

@@ -14,7 +14,8 @@ from rlpipe.jit_monitor.after_import import AfterImport
 from rlpipe.jit_monitor.alarms import AlarmRules
 from rlpipe.jit_monitor.caches import grown_caches
 from rlpipe.jit_monitor.events import JitReport, StepStall
-from rlpipe.jit_monitor.hooks import Attach, Detach, all_hooks
+from rlpipe.jit_monitor.hooks import all_hooks
+from rlpipe.jit_monitor.hooks.wrapping import Attach, Detach
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.jit_monitor.watchdog import Watchdog
 

@@ -1,5 +1,5 @@
 """`struck_train.py WHERE VICTIM WHICH SIGNAL SECONDS CONFIG [KEY=VALUE]...`: `rlpipe train`, whose victim gets the
-signal so many seconds after the first phase `ITERATION:PHASE`, or task of the start with this text, has begun."""
+signal SECONDS after the first phase `ITERATION:PHASE`, or task of the start with this text, has begun."""
 
 import contextlib
 import os

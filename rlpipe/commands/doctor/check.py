@@ -14,7 +14,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor. `fix` is empty where nothing needs mending."""
+    """One line of the doctor. `fix` is empty where nothing needs fixing."""
 
     status: Status
     name: str

@@ -4,20 +4,12 @@ Each has `HOOKS`: pairs of a module's name and a function that attaches to the i
 detach. A hook must never change what is compiled, and costs nothing while nothing compiles.
 """
 
-from collections.abc import Callable
-from types import ModuleType
-
-from rlpipe.jit_monitor.recorder import Recorder
-
-Detach = Callable[[], None]
-Attach = Callable[[ModuleType, Recorder], Detach]
-Hooks = tuple[tuple[str, Attach], ...]
+from rlpipe.jit_monitor.hooks import cute_dsl, dynamo, flashinfer, parallel_tuning, tilelang, triton, tvm_ffi
+from rlpipe.jit_monitor.hooks.wrapping import Hooks
 
 
 def all_hooks() -> Hooks:
     """Every hook that there is."""
-    from rlpipe.jit_monitor.hooks import cute_dsl, dynamo, flashinfer, parallel_tuning, tilelang, triton, tvm_ffi
-
     # What compiles candidates together comes first: the recorder's wrapper around it then sees the time it takes.
     compilers = (parallel_tuning, triton, dynamo, tilelang, cute_dsl, flashinfer, tvm_ffi)
     return tuple(hook for compiler in compilers for hook in compiler.HOOKS)

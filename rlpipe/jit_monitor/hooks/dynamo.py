@@ -4,7 +4,7 @@ import sys
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from rlpipe.jit_monitor.hooks import Detach, Hooks
+from rlpipe.jit_monitor.hooks.wrapping import Detach, Hooks
 from rlpipe.jit_monitor.recorder import OpenSpan, Recorder
 from rlpipe.shared.replaced_parts import relies_on
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from rlpipe.jit_monitor.hooks import Detach, Hooks
-from rlpipe.jit_monitor.hooks.wrapping import wrap_method
+from rlpipe.jit_monitor.hooks.wrapping import Detach, Hooks, wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.shared.replaced_parts import relies_on, replaces
 
