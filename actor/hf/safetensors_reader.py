@@ -13,6 +13,8 @@ from rlpipe.model.description import TrainableModel
 from rlpipe.model.weight_checks import tensor_files
 from rlpipe.shared.errors import ModelError
 
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
 
 class HfCheckpoint:
     """An open model folder (a context manager). `bytes_read` counts the tensor data that was asked for."""
@@ -36,6 +38,10 @@ class HfCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """As safetensors calls it."""
+        return str(self._slice(name).get_dtype())
 
     def _slice(self, name: str) -> Any:
         from safetensors import SafetensorError, safe_open
@@ -81,7 +87,7 @@ class HfCheckpoint:
         ignored: prefixes of names that may stand in the files without being loaded.
 
         Raises:
-            ModelError: a tensor is missing, has another shape, or is not known.
+            ModelError: a tensor is missing, has another shape, no floating-point values, or is not known.
         """
         wanted = {source.name: source.shape for entry in entries for source in entry.sources}
         missing = [name for name in wanted if name not in self.files]
@@ -91,6 +97,11 @@ class HfCheckpoint:
             f"{name} has shape {list(self.shape(name))} instead of {list(shape)}"
             for name, shape in wanted.items()
             if name in self.files and self.shape(name) != shape
+        ]
+        wrong += [
+            f"{name} has values of type {self.dtype(name)}, which are no plain floating-point numbers"
+            for name in wanted
+            if name in self.files and self.dtype(name) not in _FLOATS
         ]
         problems = [f"{name} is missing" for name in missing] + [f"{name} is not known" for name in unknown] + wrong
         if problems:

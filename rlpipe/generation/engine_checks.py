@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlpipe.config.root import Config
+from rlpipe.model.actor_checks import check_engine_layout
 from rlpipe.model.description import ModelDescription
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import describe_model, end_tokens
@@ -10,15 +11,23 @@ from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, check_argument_names
 from rollout.sglang_source import declared_server_arguments
 
+# With one of these, SGLang divides some layers otherwise than over all ranks of an engine.
+_LAYOUT_ARGUMENTS = frozenset({"enable_dp_attention", "dp_size", "ep_size", "moe_dense_tp_size", "pp_size"})
+
 
 def check_engines(config: Config) -> None:
-    """Raise RlpipeError for arguments that SGLang lacks, for responses that the model's context cannot hold, and for a
-    model whose responses could not end. Reads the model folder's configurations alone."""
+    """Raise RlpipeError for arguments that SGLang lacks, for responses that the model's context cannot hold, for sizes
+    that an engine's ranks do not divide, and for a model whose responses could not end.
+
+    Reads the model folder's configurations alone.
+    """
     if config.rollout.engine.sglang:
         check_argument_names(config.rollout.engine.sglang, declared_server_arguments())
     folder = model_folder(config.model.path)
     model = describe_model(folder)
     _check_context(config, model, folder)
+    if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
+        check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}
     if not ends and not _stops_otherwise(config):
         raise ModelError(

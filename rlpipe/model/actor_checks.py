@@ -1,4 +1,6 @@
-"""What a model cannot do in a configured actor, said before anything starts. Pure: no weights, no torch."""
+"""What a model cannot do in a configured actor or engine, said before anything starts. Pure: no weights, no torch."""
+
+from collections.abc import Iterable
 
 from rlpipe.config.actor import ActorConfig, ParallelConfig
 from rlpipe.model.description import ModelDescription, TrainableModel
@@ -38,18 +40,42 @@ def check_layout(model: ModelDescription, parallel: ParallelConfig) -> None:
     if model.gated_delta_net is not None:
         heads, product = model.gated_delta_net.key_heads, "actor.parallel.tensor x context"
         divisions.append(("linear_num_key_heads", heads, product, tensor * context))
-    for name, size, where, parts in divisions:
-        if size % parts:
-            raise ModelError(f"{name} = {size} of {model.architecture} does not divide by {where} = {parts}")
-    if max(tensor, model.kv_heads) % min(tensor, model.kv_heads):
-        raise ModelError(
-            f"num_key_value_heads = {model.kv_heads} of {model.architecture} and actor.parallel.tensor = {tensor}: "
-            "one must be a multiple of the other"
-        )
+    _refuse_remainders(model, divisions)
+    _refuse_uneven_kv_heads(model, "actor.parallel.tensor", tensor)
     if model.experts is None and parallel.expert > 1:
         raise ModelError(f"actor.parallel.expert = {parallel.expert}, but {model.architecture} has no experts: use 1")
     if model.experts is not None and tensor > 1 and not parallel.sequence:
         raise ModelError("experts with actor.parallel.tensor above 1 need actor.parallel.sequence = true")
+
+
+def check_engine_layout(model: ModelDescription, tensor: int) -> None:
+    """Raise ModelError unless every size divides over the `tensor` ranks of an engine, as SGLang's layers assert."""
+    where = "rollout.engine.tensor_parallel"
+    sizes = {"num_attention_heads": model.heads}
+    if not all(model.expert_layers):
+        sizes["intermediate_size"] = model.mlp_width
+    if model.experts is not None:
+        sizes["moe_intermediate_size"] = model.experts.width
+        sizes["shared_expert_intermediate_size"] = model.experts.shared_width
+    if model.gated_delta_net is not None:
+        sizes["linear_num_key_heads"] = model.gated_delta_net.key_heads
+    _refuse_remainders(model, [(name, size, where, tensor) for name, size in sizes.items()])
+    _refuse_uneven_kv_heads(model, where, tensor)
+
+
+def _refuse_remainders(model: ModelDescription, divisions: Iterable[tuple[str, int, str, int]]) -> None:
+    """`divisions`: the name of a size, the size, what divides it, and by how much."""
+    for name, size, where, parts in divisions:
+        if size % parts:
+            raise ModelError(f"{name} = {size} of {model.architecture} does not divide by {where} = {parts}")
+
+
+def _refuse_uneven_kv_heads(model: ModelDescription, where: str, ranks: int) -> None:
+    if max(ranks, model.kv_heads) % min(ranks, model.kv_heads):
+        raise ModelError(
+            f"num_key_value_heads = {model.kv_heads} of {model.architecture} and {where} = {ranks}: one must be a "
+            "multiple of the other"
+        )
 
 
 def _check_recomputation(model: ModelDescription, actor: ActorConfig) -> None:

@@ -76,8 +76,11 @@ def _describe(file: ConfigFile, stored: frozenset[str]) -> ModelDescription:
     """`stored`: names of the weights, where they are known."""
     family = FAMILIES.get(file.model_type)
     if family is None:
+        trained = [name for name, one in FAMILIES.items() if one.training]
+        counted = [name for name, one in FAMILIES.items() if not one.training]
         raise ModelError(
-            f"{file.place}: model type {file.model_type!r} is not supported; known are {', '.join(FAMILIES)}"
+            f"{file.place}: model type {file.model_type!r} is not supported: {', '.join(trained)} can be trained, "
+            f"{', '.join(counted)} only be counted"
         )
     top = Section(file.raw, file.place)
     text = top if file.text is file.raw else Section(file.text, file.text_place)

@@ -164,7 +164,7 @@ def test_multi_modal_rope_is_plain_rope_for_text():
         (dense(architectures=["Gemma3ForCausalLM"]), "Gemma3ForCausalLM"),
         (dense(model_type="mixtral", architectures=["MixtralForCausalLM"]), "'mixtral' can only be counted"),
         (dense(model_type="qwen2"), "['Qwen3ForCausalLM'], which is no 'qwen2' (model_type)"),
-        (dense(model_type="gpt5"), "model type 'gpt5' is not supported; known are llama"),
+        (dense(model_type="gpt5"), "model type 'gpt5' is not supported: llama, qwen2"),
         (dense(dtype=[]), "transformers refuses"),
         (dense(tie_word_embeddings="yes"), "tie_word_embeddings"),
         (dense(max_position_embeddings=0), "max_position_embeddings"),

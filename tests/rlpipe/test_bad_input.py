@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from forked_command import run_forked
 from safetensors.torch import load_file, save_file
@@ -74,6 +75,15 @@ def _sharded(folder: Path, name: str, damage) -> Path:
         save_file({tensor: tensors[tensor] for tensor in files if files[tensor] == file}, target / file)
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     damage(target / "1.safetensors")
+    return target
+
+
+def _quantized(folder: Path) -> Path:
+    target = folder / "quantized"
+    shutil.copytree(folder / "policy", target, dirs_exist_ok=True)
+    tensors = load_file(target / "model.safetensors")
+    gate = "model.layers.0.mlp.gate_proj.weight"
+    save_file(tensors | {gate: tensors[gate].to(torch.int8)}, target / "model.safetensors")
     return target
 
 
@@ -162,6 +172,14 @@ _CASES = {
     "shapes unlike config.json": (
         lambda f: (f / "good.yaml", [_model(f, "wide", intermediate_size=50), "--dry-run"]),
         "do not fit its config.json: model.layers.0.mlp.gate_proj.weight has shape",
+    ),
+    "weights of another type": (
+        lambda f: (f / "good.yaml", [f"model.path={_quantized(f)}", "--dry-run"]),
+        "model.layers.0.mlp.gate_proj.weight has values of type I8, which are no plain floating-point numbers",
+    ),
+    "an engine's layout that does not divide the policy": (
+        lambda f: (f / "good.yaml", ["actor.processes=4", "rollout.engine.tensor_parallel=4", "--dry-run"]),
+        "num_attention_heads = 2 of Qwen3ForCausalLM does not divide by rollout.engine.tensor_parallel = 4",
     ),
     "a tokenizer larger than the vocabulary": (
         lambda f: (f / "good.yaml", [_model(f, "few_rows", vocab_size=257), "--dry-run"]),
