@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from rlpipe.config.agents import AgentConfig
 from rlpipe.config.base import Section
 from rlpipe.config.environment import EnvironmentConfig
 
@@ -65,8 +66,8 @@ class GenerateConfig(Section):
     """How one response comes about."""
 
     function: str = "single_turn"
-    """`single_turn`, `environment` (see `environment`), `calculator` (a worked example of several turns with a tool),
-    or your own as `package.module:function`: an `async def` that takes a
+    """`single_turn`, `environment` and `agent` (see there), `calculator` (a worked example of several turns with a
+    tool), or your own as `package.module:function`: an `async def` that takes a
     `rlpipe.generation.conversation.Conversation`."""
 
     options: dict[str, Any] = Field(default_factory=dict)
@@ -79,12 +80,34 @@ class GenerateConfig(Section):
     """Episodes of several turns of each iteration that are kept whole in the run's `episodes.jsonl`, for the report and
     `rlpipe replay`."""
 
+    agent: AgentConfig | None = None
+    """Who asks the policy by OpenAI's API, for the function `agent`."""
+
     max_failed_share: float = Field(0.1, ge=0, le=1)
     """The run ends when the function raised an error for more than this share of an iteration's samples."""
 
     @property
     def is_single_turn(self) -> bool:
         return self.function == "single_turn"
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether episodes are made of a row's prompt as it stands there, and not of its tokens."""
+        return self.function == "agent"
+
+    @model_validator(mode="after")
+    def _an_agent_has_its_function(self) -> Self:
+        if self.agent is not None and self.function != "agent":
+            raise ValueError(
+                f"rollout.generate.agent is there, but rollout.generate.function is {self.function!r}, which does not "
+                "use it: set function to 'agent', or remove agent"
+            )
+        if self.function == "agent" and (self.agent is None or self.options):
+            raise ValueError(
+                "rollout.generate.function 'agent' takes its settings from rollout.generate.agent: give run or command "
+                "there, and no rollout.generate.options"
+            )
+        return self
 
     @model_validator(mode="after")
     def _an_environment_has_its_function(self) -> Self:

@@ -75,18 +75,20 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class PromptEncoder(RowEncoder):
-    """A row as a prompt."""
+    """A row as a prompt. `keep_prompt`: the prompt column stays in its metadata, as it is in the row."""
 
     max_prompt_tokens: int = 0
+    keep_prompt: bool = False
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        return {"max_prompt_tokens": self.max_prompt_tokens}
+        return {"max_prompt_tokens": self.max_prompt_tokens, "keep_prompt": self.keep_prompt}
 
     def encode(self, row: Row) -> EncodedRow:
         dataset = self.dataset
         text = _render(row, dataset, self.tokenizer, self.special)
-        columns = {name: value for name, value in row.values.items() if name != dataset.prompt_column}
+        kept = None if self.keep_prompt else dataset.prompt_column
+        columns = {name: value for name, value in row.values.items() if name != kept}
         if dataset.reward:
             columns["reward"] = dataset.reward
         token_ids = self.special.token_ids(text)
@@ -129,10 +131,14 @@ def load_prompts(
     max_prompt_tokens: int,
     skip_bad_rows: bool,
     preparation: Preparation = Preparation(),
+    keep_prompt: bool = False,
 ) -> PromptSet:
-    """Prompts of all `datasets`, concatenated. Raises DataError for a bad row or when nothing is short enough."""
+    """Prompts of all `datasets`, concatenated. keep_prompt: their metadata holds the prompt column as it is.
+
+    Raises DataError for a bad row or when nothing is short enough.
+    """
     parts = [
-        (dataset, map_rows(PromptEncoder(dataset, tokenizer, max_prompt_tokens=max_prompt_tokens), preparation))
+        (dataset, map_rows(PromptEncoder(dataset, tokenizer, True, max_prompt_tokens, keep_prompt), preparation))
         for dataset in datasets
     ]
     for dataset, rows in parts:

@@ -34,7 +34,7 @@ class SpecialText:
         if isinstance(value, str):
             return self._pattern.search(value) is not None
         if isinstance(value, Mapping):
-            return any(self.found_in(item) for item in value.values())
+            return any(self.found_in(item) for pair in value.items() for item in pair)
         return isinstance(value, list) and any(self.found_in(item) for item in value)
 
     def prepared(self, value: Any, place: str, hide: bool = True) -> Any:
@@ -46,7 +46,7 @@ class SpecialText:
                 self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), value) if hide else value
             )
         if isinstance(value, Mapping):
-            return {key: self.prepared(item, place, hide) for key, item in value.items()}
+            return {self.prepared(key, place, hide): self.prepared(item, place, hide) for key, item in value.items()}
         return [self.prepared(item, place, hide) for item in value] if isinstance(value, list) else value
 
     def shown(self, text: str) -> str:

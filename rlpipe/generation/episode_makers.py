@@ -1,6 +1,6 @@
 """What makes episodes: a generate function with a conversation, or a room above this one with means of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.config.root import Config
@@ -27,6 +27,12 @@ class EpisodeMaker(Protocol):
         partial: what `Responded` gave when the same request was interrupted; empty where it begins.
         """
 
+    async def interrupt(self, abort: Callable[[], Awaitable[None]]) -> None:
+        """Has the engines abort, and running episodes end as interrupted."""
+
+    def take_notes(self) -> list[str]:
+        """What the user should know of episodes, since the last call. From any thread."""
+
     def take_metrics(self) -> dict[str, float]:
         """By their names in the metric dictionary, since the last call. From any thread."""
 
@@ -51,6 +57,12 @@ class ConversationMaker:
             return Responded(None, conversation.partial)
         return Responded(conversation.episode())
 
+    async def interrupt(self, abort: Callable[[], Awaitable[None]]) -> None:
+        await abort()
+
+    def take_notes(self) -> list[str]:
+        return []
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 
@@ -58,7 +70,10 @@ class ConversationMaker:
         return
 
 
-MAKERS: Mapping[str, str] = {"environment": "rlpipe.environments.episode:EnvironmentEpisodes"}
+MAKERS: Mapping[str, str] = {
+    "agent": "rlpipe.agents.agent_maker:AgentMaker",
+    "environment": "rlpipe.environments.episode:EnvironmentEpisodes",
+}
 """Functions of `rollout.generate` that are rooms above this one: what makes an EpisodeMaker of the configuration."""
 
 

@@ -68,11 +68,9 @@ def load_inputs(config: Config) -> Inputs:
     tokenizer = load_tokenizer(config.model.path)
     data = config.data
     preparation = Preparation(data.cache_directory, data.processes)
-    training = load_prompts(data.train, tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation)
-    evaluation = {
-        dataset.name: load_prompts([dataset], tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation)
-        for dataset in config.eval.datasets
-    }
+    shared = (tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation, config.rollout.generate.needs_rows)
+    training = load_prompts(data.train, *shared)
+    evaluation = {dataset.name: load_prompts([dataset], *shared) for dataset in config.eval.datasets}
     chooser = GraderChooser(config.reward, [*data.train, *config.eval.datasets])
     for prompts in (training, *evaluation.values()):
         # Without a column that names graders, the rows of a data set have the same one.

@@ -71,7 +71,7 @@ class Rollouts:
             self._respond,
             self._grade,
             inputs.filters,
-            self._client.abort,
+            lambda: inputs.episodes.interrupt(self._client.abort),
             last_iteration=config.run.iterations,
             is_stranded=lambda: not pool.serving(),
         )
@@ -85,6 +85,10 @@ class Rollouts:
             self._source.take(iteration, version), lambda: self._with_running(self._source.progress(iteration))
         )
         self._check_failures(batch.samples)
+        if notes := self._inputs.episodes.take_notes():
+            self._console.say(
+                f"{len(notes)} times a context was rewritten, which opens a branch; the last: {notes[-1]}"
+            )
         return replace(batch, metrics=batch.metrics | self._inputs.episodes.take_metrics())
 
     def wait_for_running(self) -> None:

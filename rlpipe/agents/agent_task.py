@@ -1,0 +1,88 @@
+"""What an agent is given, and what it may give back."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlpipe.shared.sample import Reward
+
+
+class AgentFailure(Exception):
+    """An agent raised an error, ended with one, or answered something that is no reward. It costs its episode."""
+
+
+@dataclass(frozen=True)
+class AgentTask:
+    """One episode: where the policy is served, and what is to be done.
+
+    base_url, api_key, model: for an OpenAI client. prompt: the prompt column of the row, a text or a list of messages;
+    metadata: its other columns. seed: for random choices of the agent; the same whenever this episode is made anew.
+    """
+
+    base_url: str
+    api_key: str
+    model: str
+    prompt: Any
+    label: str
+    metadata: Mapping[str, Any]
+    episode_id: str
+    seed: int
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The prompt as messages."""
+        return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a command finds on its standard input: all but the endpoint."""
+        return {key: value for key, value in asdict(self).items() if key not in ("base_url", "api_key")}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an agent gave back. `answer` is graded in place of the policy's last message; a `reward` is not graded."""
+
+    reward: Reward | None = None
+    answer: str | None = None
+
+
+def report_of(value: Any) -> Report:
+    """A number or Reward is the reward, a text the answer; a mapping may hold `reward`, `correct` and `answer`.
+
+    Raises AgentFailure for anything else but None.
+    """
+    match value:
+        case None:
+            return Report()
+        case str():
+            return Report(answer=value)
+        case Reward():
+            return Report(_checked(value))
+        case bool():
+            return Report(Reward(float(value), value, "reported by the agent"))
+        case int() | float():
+            return Report(_checked(Reward(float(value), None, "reported by the agent")))
+        case Mapping():
+            return _report_of_mapping(value)
+    raise AgentFailure(f"the agent returned a {type(value).__name__}: return None, a reward, a text or a mapping")
+
+
+def _report_of_mapping(value: Mapping[str, Any]) -> Report:
+    unknown = sorted(map(str, value.keys() - {"reward", "correct", "answer"}))
+    if unknown:
+        raise AgentFailure(f"the agent's report has {', '.join(unknown)}: it may have reward, correct and answer")
+    score, correct, answer = value.get("reward"), value.get("correct"), value.get("answer")
+    if not isinstance(correct, bool | None) or not isinstance(answer, str | None):
+        raise AgentFailure("in the agent's report, correct is true or false, and answer is a text")
+    if score is None:
+        return Report(answer=answer)
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise AgentFailure(f"the agent's reward is {score!r}: give a number")
+    return Report(_checked(Reward(float(score), correct, "reported by the agent")), answer)
+
+
+def _checked(reward: Reward) -> Reward:
+    if not math.isfinite(reward.score):
+        raise AgentFailure(f"the agent's reward is {reward.score}: give a finite number")
+    return reward

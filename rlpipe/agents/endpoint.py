@@ -1,0 +1,208 @@
+"""The HTTP server that agents talk to: OpenAI's API on the loopback interface, one base URL for each episode."""
+
+import asyncio
+import hmac
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from rlpipe.agents import anthropic_messages
+from rlpipe.agents.agent_episode import AgentEpisode, Answer
+from rlpipe.agents.chat_answers import (
+    chat_answer,
+    chat_events,
+    completion_answer,
+    completion_events,
+    models_answer,
+    refusal_answer,
+)
+from rlpipe.agents.chat_rendering import ChatRenderer
+from rlpipe.agents.chat_requests import Wanted, chat_request, completion_request
+from rlpipe.agents.refusal import Refusal
+
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+_MOST_BODY_BYTES = 64 * 2**20
+_STOP_SECONDS = 5.0
+_JSON = "application/json"
+
+Events = Callable[[Answer], Iterator[bytes]]
+Whole = Callable[[Answer], dict[str, Any]]
+
+
+class Endpoint:
+    """Lives in the event loop that starts it. `url` and `key` are what an agent of an episode is given."""
+
+    def __init__(self, renderer: ChatRenderer, model: str, counts: "Counter[str]") -> None:
+        self.key = f"rlpipe-{secrets.token_urlsafe(24)}"
+        self._renderer = renderer
+        self._model = model
+        self._counts = counts
+        self._episodes: dict[str, AgentEpisode] = {}
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._driver_seconds = 0.0
+
+    async def start(self) -> None:
+        """Listens on a port of the system's choice."""
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.bind((_LOOPBACK, 0))
+        self._socket.listen(_BACKLOG)
+        settings = uvicorn.Config(
+            self._application(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(settings)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Ends all connections."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._serving, _STOP_SECONDS)
+        if self._socket is not None:
+            self._socket.close()
+
+    def take_driver_seconds(self) -> float:
+        """Seconds that requests took here since the last call, without waiting for engines."""
+        seconds, self._driver_seconds = self._driver_seconds, 0.0
+        return seconds
+
+    def open_episode(self, episode: AgentEpisode) -> str:
+        """The base URL, for OpenAI's clients, at which it is served until `close_episode`."""
+        assert self._socket is not None
+        name = secrets.token_urlsafe(16)
+        self._episodes[name] = episode
+        return f"http://{_LOOPBACK}:{self._socket.getsockname()[1]}/episodes/{name}/v1"
+
+    def close_episode(self, url: str) -> None:
+        """What its agent asks from now on is refused."""
+        self._episodes.pop(url.removesuffix("/v1").rpartition("/")[2], None)
+
+    def _application(self) -> Starlette:
+        root = "/episodes/{name}/v1"
+        return Starlette(
+            routes=[
+                Route(f"{root}/chat/completions", self._answering(self._chat), methods=["POST"]),
+                Route(f"{root}/completions", self._answering(self._complete), methods=["POST"]),
+                Route(f"{root}/messages", self._answering(self._anthropic), methods=["POST"]),
+                Route(f"{root}/models", self._answering(self._models), methods=["GET"]),
+                Route("/{rest:path}", self._answering(self._unknown), methods=["GET", "POST"]),
+            ]
+        )
+
+    def _answering(
+        self, handler: Callable[[AgentEpisode, Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """With refusals as answers, and the driver's own seconds counted."""
+
+        async def answer(request: Request) -> Response:
+            begin = time.perf_counter()
+            try:
+                return await handler(self._episode_of(request), request)
+            except Refusal as refusal:
+                self._counts["refused_requests"] += 1
+                body = anthropic_messages.refusal(refusal) if _is_anthropic(request) else refusal_answer(refusal)
+                return Response(orjson.dumps(body), refusal.status, {"x-should-retry": "false"}, media_type=_JSON)
+            finally:
+                waited = getattr(request.state, "waited_seconds", 0.0)
+                self._driver_seconds += time.perf_counter() - begin - waited
+
+        return answer
+
+    def _episode_of(self, request: Request) -> AgentEpisode:
+        given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.key.encode()):
+            raise Refusal("the key is not the one of this run", status=401, code="invalid_api_key")
+        episode = self._episodes.get(request.path_params.get("name", ""))
+        if episode is None:
+            raise Refusal("no episode is served here, or it is over", status=404, code="episode_over")
+        return episode
+
+    async def _chat(self, episode: AgentEpisode, request: Request) -> Response:
+        wanted = chat_request(await _body(request))
+        answer = await self._seen(episode, request, await episode.chat(wanted))
+        arguments = (wanted.wanted, self._model, self._renderer)
+        return _response(
+            answer, wanted.wanted, lambda one: chat_answer(one, *arguments), lambda one: chat_events(one, *arguments)
+        )
+
+    async def _complete(self, episode: AgentEpisode, request: Request) -> Response:
+        wanted = completion_request(await _body(request))
+        answer = await self._seen(episode, request, await episode.complete(wanted))
+        arguments = (wanted.wanted, self._model, self._renderer)
+        return _response(
+            answer,
+            wanted.wanted,
+            lambda one: completion_answer(one, *arguments),
+            lambda one: completion_events(one, *arguments),
+        )
+
+    async def _anthropic(self, episode: AgentEpisode, request: Request) -> Response:
+        wanted = chat_request(anthropic_messages.chat_body(await _body(request)))
+        answer = await self._seen(episode, request, await episode.chat(wanted))
+        return _response(
+            answer,
+            wanted.wanted,
+            lambda one: anthropic_messages.answer(one, self._model),
+            lambda one: anthropic_messages.events(one, self._model),
+        )
+
+    async def _models(self, episode: AgentEpisode, request: Request) -> Response:
+        return Response(orjson.dumps(models_answer(self._model, episode.limit_tokens)), media_type=_JSON)
+
+    async def _unknown(self, episode: AgentEpisode, request: Request) -> Response:
+        raise Refusal(f"{request.url.path} is not served", status=404, code="not_found")
+
+    async def _seen(self, episode: AgentEpisode, request: Request, answer: Answer) -> Answer:
+        """The answer, unless the agent has hung up, as clients do that will try again."""
+        request.state.waited_seconds = answer.waited_seconds
+        if await request.is_disconnected():
+            episode.take_back(answer)
+            raise Refusal("the agent has hung up", status=499, code="hung_up")
+        return answer
+
+
+def _is_anthropic(request: Request) -> bool:
+    return request.url.path.endswith("/v1/messages")
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    size = request.headers.get("content-length", "0")
+    if not size.isdigit() or int(size) > _MOST_BODY_BYTES:
+        raise Refusal(f"the request is larger than {_MOST_BODY_BYTES} bytes", status=413, code="request_too_large")
+    try:
+        body = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"the request is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise Refusal("the request is no JSON object")
+    return body
+
+
+def _response(answer: Answer, wanted: Wanted, whole: Whole, events: Events) -> Response:
+    if wanted.stream:
+        return StreamingResponse(events(answer), media_type="text/event-stream")
+    return Response(orjson.dumps(whole(answer)), media_type=_JSON)

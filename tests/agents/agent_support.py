@@ -1,0 +1,75 @@
+"""An endpoint with one or more episodes, in front of a policy."""
+
+import json
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+
+from rlpipe.agents.agent_episode import AgentEpisode
+from rlpipe.agents.chat_answers import chat_answer
+from rlpipe.agents.chat_rendering import ChatRenderer
+from rlpipe.agents.chat_requests import chat_request
+from rlpipe.agents.endpoint import Endpoint
+from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.shared.sample import Prompt
+from rollout.requests import SamplingParameters
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "<|im_end|> is no end here",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "number": {"type": "integer"}}},
+        },
+    }
+    for name in ("look_up", "add")
+]
+
+
+class Served:
+    """One episode behind `client`, an OpenAI client as it comes."""
+
+    def __init__(self, endpoint, episode, connections, renderer) -> None:
+        self.endpoint, self.episode, self.renderer = endpoint, episode, renderer
+        self.url = endpoint.open_episode(episode)
+        self.client = openai.AsyncOpenAI(
+            base_url=self.url, api_key=endpoint.key, max_retries=0, http_client=connections
+        )
+
+    async def chat(self, messages, **options):
+        return await self.client.chat.completions.create(model="policy", messages=messages, **options)
+
+    async def answered(self, body) -> list[dict]:
+        """Messages of the answer to a body, without HTTP."""
+        request = chat_request(json.loads(json.dumps(body)))
+        answer = chat_answer(await self.episode.chat(request), request.wanted, "policy", self.renderer)
+        messages = [choice["message"] for choice in json.loads(json.dumps(answer))["choices"]]
+        return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+@asynccontextmanager
+async def serving(tokenizer, engines, limit=4096, counts=None):
+    """Yields what opens an episode of a name."""
+    counts = Counter() if counts is None else counts
+    renderer = ChatRenderer(tokenizer)
+    endpoint = Endpoint(renderer, "policy", counts)
+    await endpoint.start()
+    opened = []
+    connections = httpx.AsyncClient()  # making one takes a tenth of a second
+
+    def open_episode(name: str = "g-000") -> Served:
+        prompt = Prompt("data/0", "task", (1,), "label", "data")
+        request = PromptRequest(name, "g", prompt, SamplingParameters(limit, temperature=0.7))
+        opened.append(
+            Served(endpoint, AgentEpisode(request, engines, renderer, 0, limit, counts), connections, renderer)
+        )
+        return opened[-1]
+
+    try:
+        yield open_episode
+    finally:
+        await connections.aclose()
+        await endpoint.stop()
