@@ -1,6 +1,6 @@
 """A text game of many turns: walk over a square board to the goal, one letter a turn.
 
-The policy is shown where it stands and where the goal is (`25>40`: column 2, row 5, goal in column 4, row 0) and
+The policy is shown where it stands and where the goal is (`24>30`: column 2, row 4, goal in column 3, row 0) and
 writes one of `n`, `e`, `s`, `w`. A step towards the goal earns `step_reward`, one away from it, into a wall or anything
 else loses as much: every turn teaches, from the first iteration of a policy that knows nothing.
 """
@@ -20,7 +20,7 @@ _LARGEST = 10  # one digit for each coordinate
 class Grid(Unattended):
     """One game. Its tasks are pairs of places; held-out pairs occur in no training task."""
 
-    def __init__(self, size: int = 6, step_reward: float = 0.1, goal_reward: float = 1.0) -> None:
+    def __init__(self, size: int = 5, step_reward: float = 0.1, goal_reward: float = 1.0) -> None:
         if not 2 <= size <= _LARGEST:
             raise ConfigError(f"environment 'grid': size is {size}, and must be 2 to {_LARGEST}")
         self._size = size
