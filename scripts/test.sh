@@ -17,7 +17,7 @@ ruff format --check .
 mypy
 lint-imports
 bandit --quiet -ll --configfile pyproject.toml --recursive rlpipe actor rollout rewards # docs/security.md
-shellcheck scripts/*.sh scripts/slurm.sbatch .ci/run
+shellcheck scripts/*.sh scripts/slurm.sbatch docker/*.sh tests/launch/*.sh .ci/run
 yamllint --strict .
 hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 

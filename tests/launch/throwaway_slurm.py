@@ -16,7 +16,7 @@ from pathlib import Path
 from network_hosts import Host, hosts
 from network_hosts import reason_not_possible as reason_without_namespaces
 
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv")
 _ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"})
 _START_SECONDS = 120
 _CONFIGURATION = """
@@ -109,13 +109,13 @@ def slurm(nodes: int = 2) -> Iterator[Slurm]:
         (folder / "slurm.conf").write_text(_configuration(folder, made))
         # No job is confined here, and the machine's own control groups are left alone.
         (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder}/cgroup\n")
-        start("munged", made[0].start(_munged(folder), folder / "munged.out"))
+        start(made[0].start(_tied(_munged(folder)), folder / "munged.out"))
         cluster.wait_for((folder / "munge" / "socket").exists, _START_SECONDS, (folder / "munged.out").read_text)
         options = ["-D", "-f", str(folder / "slurm.conf")]
-        start("slurmctld", made[0].start(["slurmctld", *options], folder / "slurmctld.out", **cluster.environment))
+        start(made[0].start(_tied(["slurmctld", *options]), folder / "slurmctld.out", **cluster.environment))
         for number, host in enumerate(made, 1):
-            command = ["slurmd", *options, "-N", f"node{number}"]
-            start("slurmd", host.start(command, folder / f"slurmd{number}.out", **cluster.environment))
+            command = _tied(["slurmd", *options, "-N", f"node{number}"])
+            start(host.start(command, folder / f"slurmd{number}.out", **cluster.environment))
 
         def idle() -> bool:
             return cluster.run(["sinfo", "--noheader", "--format=%T %D"], check=False).stdout.split() == [
@@ -152,6 +152,11 @@ def _munged(folder: Path) -> list[str]:
     return ["munged", "--foreground", *(f"--{name}={path}" for name, path in places.items())]
 
 
+def _tied(command: list[str]) -> list[str]:
+    """A program that ends with the tests, even where those are killed."""
+    return ["setpriv", "--pdeathsig", "TERM", *command]
+
+
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Short, because names of sockets lie below it; all may search it, as munge asks."""
@@ -165,13 +170,13 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _daemons() -> Iterator[Callable[[str, subprocess.Popen[bytes]], None]]:
-    """Ended in the order they were added in reverse."""
-    started: list[tuple[str, subprocess.Popen[bytes]]] = []
+def _daemons() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Takes processes, and ends them in reverse order."""
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        yield lambda name, process: started.append((name, process))
+        yield started.append
     finally:
-        for _, process in reversed(started):
+        for process in reversed(started):
             process.terminate()
             try:
                 process.wait(30)
