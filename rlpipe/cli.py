@@ -348,16 +348,20 @@ def launch(
     cluster: ClusterName,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Launch what does not fit by its plan, too.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes. The word `run` may be left out."""
+    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes; what cannot fit is refused. The word `run` may be left
+    out."""
     with one_sentence(debug):
         from rlpipe.commands.launch import launch as prepare_launch
 
-        prepared = prepare_launch(config, overrides or [], cluster)
+        prepared = prepare_launch(config, overrides or [], cluster, force)
         if dry_run:
             typer.echo(prepared.script(), nl=False)
             return
+        if prepared.plan:
+            typer.echo(prepared.plan, err=True)
         raise typer.Exit(prepared.run())
 
 

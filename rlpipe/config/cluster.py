@@ -77,6 +77,10 @@ class SpeedsConfig(Section):
     decoding_step_seconds: float = Field(0.0022, ge=0)
     """Of a decoding step beside it: scheduling, sampling, log-probabilities."""
 
+    all_reduce_seconds: float = Field(1.5e-5, ge=0)
+    """Of one small all-reduce between GPUs of an engine that spans several, beside its bytes; two a layer and step. An
+    assumption until it is measured."""
+
     host_memory_gigabytes_per_second: float = Field(300, gt=0)
     """Bandwidth of a node's host memory, which bounds all threads together."""
 

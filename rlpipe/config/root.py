@@ -76,9 +76,10 @@ class Config(Section):
 
     @property
     def needed_gpus(self) -> int:
-        """GPUs that the run reserves on GPU nodes: the actor's, and the engines' unless they share them."""
+        """GPUs that the run reserves on GPU nodes: the actor's, and the engines' unless they share them. A supervised
+        run has no engines."""
         engines = self.rollout.engines * self.rollout.engine.tensor_parallel
-        return self.actor.processes + (0 if self.ray.colocate else engines)
+        return self.actor.processes + (0 if self.ray.colocate or self.sft else engines)
 
     @property
     def uses_stop_strings(self) -> bool:

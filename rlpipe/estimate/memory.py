@@ -52,7 +52,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine's memory allows. `states`: slots for recurrent states, None without such layers."""
+    """What an engine's memory allows. `states`: slots for recurrent states, None without such layers. Without parts
+    there is no engine: a supervised run."""
 
     parts: Mapping[str, int]
     kv_tokens: int
@@ -116,7 +117,7 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
         "gradients": own * 4,
         "activations": kept_bytes(model.shape, actor, element, fused),
         "recomputed layer" if layer > head else "logits chunk": max(layer, head),
-        "weight sync": 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
+        "weight sync": 0 if config.sft else 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
     }
 
 
@@ -131,6 +132,8 @@ def _optimizer_bytes(config: Config, model: Model) -> float:
 
 
 def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
+    if config.sft:
+        return Engine({}, 0, None, 0)
     engine = config.rollout.engine
     weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
     longest = config.longest_sequence_tokens
@@ -155,6 +158,7 @@ def _host_parts(
 ) -> dict[str, int]:
     """Of the fullest node: actor processes fill nodes one after the other."""
     processes, engines = config.actor.processes, config.rollout.engines * config.rollout.engine.tensor_parallel
+    engines = 0 if config.sft else engines
     if cluster.gpus:
         here = min(processes, cluster.node.gpus)
         engines_here = min(engines, cluster.node.gpus if config.ray.colocate else cluster.node.gpus - here)

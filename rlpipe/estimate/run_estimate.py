@@ -35,7 +35,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """All needs of a run on a cluster, and the seconds of an iteration.
+    """All needs of a run on a cluster, and the seconds of an iteration by phase.
 
     config: with what was chosen for its settings that were `auto`; `notes` say so.
     """
@@ -47,6 +47,26 @@ class Plan:
     needs: tuple[Need, ...]
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a whole iteration; where generation runs beside training, of the longer of the two. None where no engine
+        has room for a request."""
+        if self.config.sft is None and "rollout" not in self.seconds:
+            return None
+        rollout = self.seconds.get("rollout", 0.0)
+        others = sum(self.seconds.values()) - rollout
+        return max(rollout, others) if self.config.rollout.iterations_ahead else rollout + others
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Of one GPU, what a run may take."""
+        return int(self.cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
+
+    @property
+    def idle_gpus(self) -> int:
+        """GPUs of the cluster that the run does not use."""
+        return max(0, self.cluster.gpus - self.config.needed_gpus)
 
     def within(self, share: float, names: Collection[str]) -> bool:
         """Whether the needs `names` take at most `share` of what is there."""
@@ -62,7 +82,7 @@ class Plan:
         ]
         if self.cluster.gpus and self.config.needed_gpus > self.cluster.gpus:
             problems.append(f"GPUs: {self.config.needed_gpus} needed, {self.cluster.gpus} there")
-        if self.memory.engine.concurrency < 1:
+        if self.config.sft is None and self.memory.engine.concurrency < 1:
             problems.append("engine: no room for a single request of the longest kind beside the weights")
         return problems
 
@@ -88,28 +108,41 @@ def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: 
 
 def _plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:
     memory = plan_memory(config, model, cluster)
-    lengths = Lengths(
+    seconds = plan_seconds(config, model, cluster, memory, planned_lengths(config, response_tokens))
+    return Plan(config, cluster, model, memory, _needs(config, cluster, memory), seconds)
+
+
+def planned_lengths(config: Config, response_tokens: int | None = None) -> Lengths:
+    """Of an iteration whose responses (examples of `sft`) have `response_tokens`, or meet their limit."""
+    if config.sft:
+        return Lengths(0, response_tokens or config.sft.max_sequence_tokens, config.sft.sequences_per_step)
+    return Lengths(
         prompt_tokens=config.data.max_prompt_tokens,
         response_tokens=response_tokens or config.longest_training_response_tokens,
         samples=config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt,
     )
-    seconds = plan_seconds(config, model, cluster, memory, lengths)
-    return Plan(config, cluster, model, memory, _needs(config, cluster, memory), seconds)
 
 
 def _needs(config: Config, cluster: ClusterConfig, memory: Memory) -> tuple[Need, ...]:
     host = Need("host memory of a node", memory.host, int(cluster.node.memory_gigabytes * 1e9 * _HOST_SHARE))
     disk_bytes = None if cluster.node.disk_gigabytes is None else int(cluster.node.disk_gigabytes * 1e9)
-    disk = Need("disk", memory.disk, disk_bytes)
+    devices = tuple(_device_needs(config, cluster, memory))
+    return (*(need for need in devices if need.parts), host, Need("disk", memory.disk, disk_bytes))
+
+
+def _device_needs(config: Config, cluster: ClusterConfig, memory: Memory) -> Iterator[Need]:
     if not cluster.gpus:
-        actor = Need("actor process", memory.actor, None)
-        return (actor, Need("engine", memory.engine.parts, None), host, disk)
+        yield Need("actor process", memory.actor, None)
+        yield Need("engine", memory.engine.parts, None)
+        return
     have = int(cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
-    if not config.ray.colocate:
-        return (Need("actor GPU", memory.actor, have), Need("engine GPU", memory.engine.parts, have), host, disk)
-    if config.ray.shares_memory(gpus=True):
-        return (*_turns(memory, have), host, disk)
-    return (Need("GPU of actor and engine", _both(memory.actor, memory.engine.parts), have), host, disk)
+    if config.sft or not config.ray.colocate:
+        yield Need("actor GPU", memory.actor, have)
+        yield Need("engine GPU", memory.engine.parts, have)
+    elif config.ray.shares_memory(gpus=True):
+        yield from _turns(memory, have)
+    else:
+        yield Need("GPU of actor and engine", _both(memory.actor, memory.engine.parts), have)
 
 
 def _turns(memory: Memory, have: int) -> Iterator[Need]:

@@ -26,33 +26,59 @@ class Lengths:
     response_tokens: int
     samples: int
 
+    @property
+    def sequence_tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
 
 def plan_seconds(
     config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths
 ) -> Mapping[str, float]:
-    """By phase. ref_logprob and old_logprob only where the run needs them."""
-    sequences = [lengths.prompt_tokens + lengths.response_tokens] * lengths.samples
-    forward = model_flops(model.shape, sequences, Convention.CAUSAL_HALF, include_mtp=False).forward
-    recompute = config.actor.recompute
-    train = hardware_flops(
-        model.shape,
-        sequences,
-        Recompute(recompute.chosen, frozenset(recompute.modules)),
-        KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
-        include_mtp=config.actor.train_mtp,
-    )
-    actor_flops = config.actor.processes * _device_tflops(config, cluster) * 1e12
+    """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
+    request."""
+    training = config.actor.processes * _device_tflops(config, cluster) * _busy_share(config, lengths) * 1e12
+    seconds = {
+        "forward_backward": _training_flops(config, model, cluster, lengths) / training,
+        "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
+    }
+    if config.sft:
+        return seconds
+    one = model_flops(model.shape, [lengths.sequence_tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
+    forward = one * lengths.samples / training
     needs_old = config.algorithm.needs_old_pass(config.rollout.may_be_stale)
     seconds = {
-        "rollout": _rollout_seconds(config, model, cluster, memory, lengths),
-        "ref_logprob": forward / actor_flops if config.algorithm.kl.coefficient > 0 else 0.0,
-        "old_logprob": forward / actor_flops if needs_old else 0.0,
-        "forward_backward": train / actor_flops,
-        "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
+        "rollout": _rollout_seconds(config, model, cluster, memory, lengths) if memory.engine.concurrency else 0.0,
+        "ref_logprob": forward if config.algorithm.kl.coefficient > 0 else 0.0,
+        "old_logprob": forward if needs_old else 0.0,
+        **seconds,
         "sleep_wake": _sleep_wake_seconds(config, model, cluster, memory),
         "weight_sync": _sync_seconds(config, model, cluster),
     }
     return {phase: value for phase, value in seconds.items() if value}
+
+
+def _training_flops(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> int:
+    """Executed by forward and backward passes of all sequences, recomputation included."""
+    recompute = config.actor.recompute
+    return lengths.samples * hardware_flops(
+        model.shape,
+        [lengths.sequence_tokens],
+        Recompute(recompute.chosen, frozenset(recompute.modules)),
+        KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
+        include_mtp=config.actor.train_mtp,
+    )
+
+
+def _busy_share(config: Config, lengths: Lengths) -> float:
+    """Of the actor's processes: the others wait for the fullest rank, and where stages of a pipeline fill and drain
+    (arXiv 2104.04473, section 2.2)."""
+    parallel = config.actor.parallel
+    ranks = config.actor.processes // (parallel.tensor * parallel.pipeline * parallel.context)
+    own = -(-lengths.samples // ranks)
+    packs = max(1.0, own * lengths.sequence_tokens / (config.actor.pack_tokens * parallel.context))
+    packs /= config.algorithm.updates_per_iteration
+    filling = (parallel.pipeline - 1) / (parallel.virtual_pipeline or 1)
+    return lengths.samples / (ranks * own) * packs / (packs + filling)
 
 
 def _device_tflops(config: Config, cluster: ClusterConfig) -> float:
@@ -71,20 +97,39 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     """Decoding reads the touched weights once a step and each request's keys, values and states; prompts come first."""
     engines, engine, speeds = config.rollout.engines, config.rollout.engine, cluster.speeds
     running = max(1, min(memory.engine.concurrency, -(-lengths.samples // engines)))
-    touched = _touched_parameters(model, running) * _PARAMETER_BYTES
-    context = lengths.prompt_tokens + lengths.response_tokens / 2
-    per_request = context * sum(2 * m.key_value_heads * m.head_dim * _PARAMETER_BYTES for m in model.attention_layers)
-    per_request += 2 * sum(m.value_heads * m.key_head_dim * m.value_head_dim * 4 for m in model.gdn_layers)
+    touched = _touched_parameters(model, running) * _PARAMETER_BYTES / engine.tensor_parallel
+    per_request = _read_bytes(model, lengths.prompt_tokens + lengths.response_tokens / 2, engine.tensor_parallel)
     if cluster.gpus:
         bandwidth = cluster.node.gpu_memory_gigabytes_per_second * speeds.decoding_share_of_bandwidth
-        beside = speeds.decoding_step_seconds
+        beside = speeds.decoding_step_seconds + _decoding_exchange_seconds(config, model, cluster, running)
     else:
         bandwidth, beside = speeds.cpu_gigabytes_per_second, speeds.cpu_decoding_step_seconds
-    step = beside + (touched + running * per_request) / (engine.tensor_parallel * bandwidth * 1e9)
+    step = beside + (touched + running * per_request) / (bandwidth * 1e9)
     waves = -(-lengths.samples // (engines * running))
-    prompts = model_flops(model.shape, [lengths.prompt_tokens] * lengths.samples, include_mtp=False).forward
+    prompts = lengths.samples * model_flops(model.shape, [lengths.prompt_tokens], include_mtp=False).forward
     prefill = prompts / (engines * engine.tensor_parallel * _device_tflops(config, cluster) * 1e12)
     return prefill + waves * lengths.response_tokens * step
+
+
+def _read_bytes(model: Model, context_tokens: float, ranks: int) -> float:
+    """Keys, values and states of a request that each of an engine's ranks reads in a step; ranks beyond the key/value
+    heads hold copies."""
+    cached = sum(
+        2 * one.key_value_heads * one.head_dim * _PARAMETER_BYTES / min(ranks, one.key_value_heads)
+        for one in model.attention_layers
+    )
+    states = 2 * sum(one.value_heads * one.key_head_dim * one.value_head_dim * 4 for one in model.gdn_layers)
+    return context_tokens * cached + states / ranks
+
+
+def _decoding_exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, running: int) -> float:
+    """Of a step: two all-reduces of one vector for each request in every layer, where an engine spans GPUs."""
+    ranks = config.rollout.engine.tensor_parallel
+    if ranks == 1:
+        return 0.0
+    size = 2 * (ranks - 1) / ranks * running * model.shape.hidden_size * _PARAMETER_BYTES
+    one = cluster.speeds.all_reduce_seconds + size / (cluster.network.gpu_to_gpu_gigabytes_per_second * 1e9)
+    return 2 * len(model.shape.layers) * one
 
 
 def _touched_parameters(model: Model, running: int) -> float:
@@ -127,7 +172,7 @@ def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, me
 def _room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) -> float:
     """Bytes of a GPU that the actor may hold while engines generate."""
     total = cluster.node.gpu_memory_gigabytes * 1e9
-    if not config.ray.shares_memory(gpus=cluster.gpus > 0):
+    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return total - sum(memory.actor.values())
     return USED_SHARE_OF_SPARE * max(0.0, total - sum(memory.engine.parts.values()))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlpipe.commands.clusters import cluster_names, load_cluster
 from rlpipe.commands.launch import launch
-from rlpipe.commands.launch.clusters import cluster_names, load_cluster
 from rlpipe.config.cluster import SlurmConfig
 from rlpipe.shared.errors import ConfigError, ResourceError
 from rlpipe.shared.project_files import CLUSTERS
@@ -79,6 +79,16 @@ def test_an_unknown_cluster_names_the_nearest():
 def test_a_run_with_too_many_gpus_is_refused():
     with pytest.raises(ResourceError, match="needs 20 GPUs .* has 16: set nodes in its file to 3"):
         launch(DEMO, ["actor.processes=16", "rollout.engines=4"], "slurm_2x8x141gb")
+
+
+def test_a_run_that_does_not_fit_by_its_plan_is_refused():
+    recipe = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+    with pytest.raises(ResourceError, match=r"GPU while weights pass: .* set rollout.engines=4 .* or add --force"):
+        launch(recipe, [], "local_8x80gb")
+    assert "launched with --force" in launch(recipe, [], "local_8x80gb", force=True).script()
+    assert "By rlpipe plan it fits, at " in launch(recipe, [], "local_8x141gb").script()
+    elsewhere = launch(recipe, ["model.path=/on/the/cluster"], "local_8x80gb").script()
+    assert "Not planned, its model cannot be read here: no model config at '/on/the/cluster'" in elsewhere
 
 
 def test_every_cluster_file_says_what_it_is():

@@ -1,17 +1,20 @@
 """`rlpipe plan`: what it says of the recipes, and what it advises."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.commands.launch.clusters import load_cluster
+from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
 from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
+from rlpipe.shared.project_files import CLUSTERS
 from rlpipe.shared.project_files import ROOT as PROJECT
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
@@ -49,7 +52,7 @@ def test_the_seeds_recipe_on_80_gigabytes_is_refused_with_a_setting_that_fits():
     output = _run(str(SEED), "--cluster", "local_8x80gb", code=1)
     assert "DOES NOT FIT  GPU while weights pass" in output
     settings = output.strip().splitlines()[-1].removeprefix("Nearest setting that fits: ").split()
-    assert settings == ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
+    assert settings == WIDE
     assert _run(str(SEED), *settings, "--cluster", "local_8x80gb").endswith("It fits.\n")
     refused = json.loads(_run(str(SEED), "--cluster", "local_8x80gb", "--json", code=1))
     assert (refused["fits"], refused["nearest_setting"]) == (False, settings)
@@ -136,12 +139,12 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, phase):
     }
 
 
+WIDE = ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
 AUTO = ["actor.recompute.granularity=auto", "actor.max_tokens_per_gpu=auto"]
 
 
 def _chosen(gigabytes: float) -> tuple[str, int]:
-    wide = ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
-    cluster, config = load_cluster("local_8x141gb"), load_config(SEED, [*AUTO, *wide])
+    cluster, config = load_cluster("local_8x141gb"), load_config(SEED, [*AUTO, *WIDE])
     node = cluster.node.model_copy(update={"gpu_memory_gigabytes": gigabytes})
     planned = plan(config, load_model(config.model.path), cluster.model_copy(update={"node": node}))
     actor = planned.config.actor
@@ -149,7 +152,7 @@ def _chosen(gigabytes: float) -> tuple[str, int]:
         f"actor.recompute.granularity={actor.recompute.granularity}",
         f"actor.max_tokens_per_gpu={actor.max_tokens_per_gpu}",
     ]
-    given = plan(load_config(SEED, [*as_settings, *wide]), planned.model, planned.cluster)
+    given = plan(load_config(SEED, [*as_settings, *WIDE]), planned.model, planned.cluster)
     assert (given.memory, given.seconds, given.problems) == (planned.memory, planned.seconds, planned.problems)
     return actor.recompute.granularity, actor.pack_tokens
 
@@ -176,3 +179,70 @@ def test_a_forced_length_is_the_length_that_is_planned():
 def test_eight_billion_parameters_do_not_fit_a_laptop():
     output = _run("configs/demo/arithmetic.yaml", "model.path=Qwen3-8B", "--cluster", "local_cpu", code=1)
     assert "DOES NOT FIT  host memory" in output
+
+
+MOE = PROJECT / "configs/recipes/qwen3_30b_a3b_dapo.yaml"
+DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
+
+
+def _answer(recipe: Path, cluster: str, *settings: str, code: int = 0) -> dict[str, Any]:
+    return json.loads(_run(str(recipe), *settings, "--cluster", cluster, "--json", code=code))
+
+
+@pytest.mark.parametrize(("recipe", "cluster"), [(MOE, "local_8x80gb"), (DENSE, "ray_2x8x141gb")])
+def test_a_faster_layout_is_told_fits_and_is_as_fast_as_told(recipe, cluster):
+    present = _answer(recipe, cluster)
+    faster = present["faster_layout"]
+    assert faster["step_seconds"] < 0.9 * present["step_seconds"]
+    planned = _answer(recipe, cluster, *faster["settings"])
+    assert planned["fits"] and planned["step_seconds"] == pytest.approx(faster["step_seconds"])
+    assert planned["faster_layout"] is None
+    assert "Faster by these figures" in _run(str(recipe), "--cluster", cluster)
+
+
+def test_wider_engines_of_a_model_that_leaves_no_room_are_faster():
+    present, wide = _answer(MOE, "local_8x80gb"), _answer(MOE, "local_8x80gb", *WIDE)
+    assert wide["engine"]["concurrent_requests"] > 4 * present["engine"]["concurrent_requests"]
+    assert present["faster_layout"]["step_seconds"] <= wide["step_seconds"] < present["step_seconds"]
+
+
+def test_idle_gpus_are_told():
+    assert _answer(DENSE, "ray_2x8x141gb")["idle_gpus"] == 8
+    assert "8 of 16 GPUs idle: the run uses 8." in _run(str(DENSE), "--cluster", "ray_2x8x141gb")
+    assert _answer(DENSE, "local_8x80gb")["idle_gpus"] == 0
+
+
+def test_where_nothing_can_be_generated_no_seconds_are_given():
+    settings = ["rollout.engine.memory_fraction=0.3"]
+    refused = _answer(MOE, "local_8x80gb", *settings, code=1)
+    assert refused["step_seconds"] is None and "rollout" not in refused["seconds"] and refused["faster_layout"] is None
+    text = _run(str(MOE), *settings, "--cluster", "local_8x80gb", code=1)
+    assert "no engine has room for a request" in text and "  step " not in text
+
+
+def test_generation_beside_training_takes_the_longer_of_the_two():
+    ahead = ["rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
+    beside = _answer(DENSE, "local_8x80gb", *ahead)
+    rollout = beside["seconds"].pop("rollout")
+    assert beside["step_seconds"] == max(rollout, sum(beside["seconds"].values()))
+
+
+def test_stages_of_a_pipeline_wait_for_each_other():
+    def passes(*settings: str) -> float:
+        return _answer(DENSE, "local_8x80gb", *settings)["seconds"]["forward_backward"]
+
+    assert passes("actor.parallel.tensor=1", "actor.parallel.sequence=false", "actor.parallel.pipeline=2") > passes()
+
+
+def test_settings_of_the_cluster_are_planned(tmp_path):
+    cluster = tmp_path / "mine.yaml"
+    cluster.write_text(f"base: {CLUSTERS}/local_8x80gb.yaml\nsettings: {{rollout: {{engines: 2}}}}\n")
+    assert _answer(DENSE, str(cluster))["idle_gpus"] == 2
+
+
+def test_a_supervised_run_has_no_engines():
+    supervised = ["sft={max_sequence_tokens: 2048, sequences_per_step: 64}", "actor.max_tokens_per_gpu=auto"]
+    planned = _answer(DENSE, "local_8x80gb", *supervised)
+    assert set(planned["seconds"]) == {"forward_backward", "optimizer"}
+    assert planned["gpus_needed"] == 4 and planned["idle_gpus"] == 4
+    assert [need["name"] for need in planned["memory"]] == ["actor GPU", "host memory of a node", "disk"]

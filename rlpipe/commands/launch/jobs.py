@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlpipe.commands.launch.clusters import load_cluster, settings_of
+from rlpipe.commands.clusters import load_cluster, settings_of
 from rlpipe.commands.launch.kubernetes_jobs import KubernetesJobs
 from rlpipe.commands.launch.slurm_jobs import SlurmJobs
 from rlpipe.commands.run_status import run_status

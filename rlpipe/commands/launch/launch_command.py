@@ -6,17 +6,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlpipe.commands.launch.clusters import check_gpus, load_cluster, settings_of
+from rlpipe.commands.clusters import check_gpus, load_cluster, settings_of
 from rlpipe.commands.launch.kubernetes import manifest
 from rlpipe.commands.launch.scheduler_program import require
 from rlpipe.commands.launch.slurm import job_variables, sbatch
+from rlpipe.commands.plan.plan_command import run_plan
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
-from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.errors import ConfigError, ModelError, ResourceError
 from rlpipe.shared.project_files import ROOT, SCRIPTS
 
 
@@ -25,7 +26,7 @@ class Launch:
     """What would run in the working folder `folder`. `environment`: variables set for it. `secrets`: names handed on
     where they are set.
 
-    `text`: what the command reads from its standard input.
+    `text`: what the command reads from its standard input. `plan`: what `rlpipe plan` says of the run, in one line.
     """
 
     title: str
@@ -34,10 +35,11 @@ class Launch:
     secrets: tuple[str, ...]
     command: tuple[str, ...]
     text: str | None = None
+    plan: str = ""
 
     def script(self) -> str:
         """A shell script that does the same."""
-        lines = ["#!/usr/bin/env bash", f"# {self.title}"]
+        lines = ["#!/usr/bin/env bash", f"# {self.title}", *([f"# {self.plan}"] if self.plan else [])]
         if self.secrets:
             lines.append(f"# Handed on from your environment where they are set: {', '.join(self.secrets)}")
         lines.append(f"cd {shlex.quote(str(self.folder))} || exit")
@@ -59,19 +61,42 @@ class Launch:
         return done.returncode
 
 
-def launch(config_path: Path, overrides: Sequence[str], cluster_name: str) -> Launch:
+def launch(config_path: Path, overrides: Sequence[str], cluster_name: str, force: bool = False) -> Launch:
     """What starts the run of `config_path` on a cluster, in the folder that the command runs in. The cluster's settings
     stand under `overrides`.
 
-    Raises ConfigError for a wrong file, ResourceError for a run that needs more GPUs than there are.
+    Raises ConfigError for a wrong file, ResourceError for a run that needs more GPUs than there are or that does not
+    fit by its plan. force: launch what does not fit all the same.
     """
     cluster = load_cluster(cluster_name)
     settings = [*settings_of(cluster), *overrides]
     config = load_config(config_path, settings)
     check_gpus(config, cluster, cluster_name)
+    planned = _plan_line(config, config_path, overrides, cluster_name, force)
     arguments = (_as_seen_by_the_job(config_path, cluster), *settings)
     title = f"rlpipe launch: run {config.run.name} on {cluster_name} ({cluster.kind}), {_size(config, cluster)}"
-    return _LAUNCHERS[cluster.kind](config, cluster, title, arguments)
+    return replace(_LAUNCHERS[cluster.kind](config, cluster, title, arguments), plan=planned)
+
+
+def _plan_line(config: Config, path: Path, overrides: Sequence[str], cluster_name: str, force: bool) -> str:
+    """Raises ResourceError where the run does not fit. Empty for a policy that is made at the start, which is small."""
+    if config.prepare.policy is not None:
+        return ""
+    try:
+        answer = run_plan(path, overrides, cluster_name)
+    except ModelError as error:
+        return f"Not planned, its model cannot be read here: {error}"
+    if answer.fits:
+        seconds = answer.planned.step_seconds or 0.0
+        return f"By rlpipe plan it fits, at {seconds:,.1f} s an iteration"
+    problems = "; ".join(answer.planned.problems)
+    if force:
+        return f"By rlpipe plan it does not fit ({problems}), launched with --force"
+    advice = f"set {' '.join(answer.nearest)}" if answer.nearest else "use more nodes, or a smaller model"
+    raise ResourceError(
+        f"the run does not fit cluster {cluster_name!r} by its plan: {problems}; {advice}, or add --force where the "
+        "plan is wrong"
+    )
 
 
 def _local(config: Config, cluster: ClusterConfig, title: str, arguments: tuple[str, ...]) -> Launch:

@@ -2,28 +2,34 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlpipe.commands.launch.clusters import load_cluster
+from rlpipe.commands.clusters import load_cluster, settings_of
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import load_model
+from rlpipe.config.root import Config
+from rlpipe.estimate.layouts import FasterLayout, faster_layout
+from rlpipe.estimate.memory import config_place, load_model
 from rlpipe.estimate.nearest import nearest_setting
-from rlpipe.estimate.run_estimate import Plan, in_units, plan
-from rlpipe.shared.errors import ConfigError
+from rlpipe.estimate.run_estimate import Plan, in_units, plan, planned_lengths
+from rlpipe.model.config_file import find_config
+from rlpipe.model.families import read_model
+from rlpipe.shared.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True)
 class Answer:
     """The plan of a run on the cluster `cluster_name`.
 
-    nearest: settings with which it would fit; None where it fits, or where no nearby setting does.
+    nearest: settings with which it would fit; None where it fits, or where no nearby setting does. faster: another
+    layout where it fits and one is worth telling.
     """
 
     cluster_name: str
     planned: Plan
     response_tokens: int
-    nearest: tuple[str, ...] | None
+    nearest: tuple[str, ...] | None = None
+    faster: FasterLayout | None = None
 
     @property
     def fits(self) -> bool:
@@ -38,7 +44,7 @@ class Answer:
             *_second_lines(self.planned, self.response_tokens),
         ]
         if self.fits:
-            return "\n".join([*lines, "", "It fits."])
+            return "\n".join([*lines, "", *_advice_lines(self.planned, self.faster), "It fits."])
         lines += ["", *(f"DOES NOT FIT  {problem}" for problem in self.planned.problems)]
         if self.nearest is None:
             lines.append("No nearby setting fits: use more nodes (nodes in the cluster's file) or a smaller model.")
@@ -58,6 +64,7 @@ class Answer:
             "notes": list(planned.notes),
             "gpus_needed": planned.config.needed_gpus,
             "gpus": planned.cluster.gpus,
+            "idle_gpus": planned.idle_gpus,
             "parameters": planned.model.parameters,
             "memory": [
                 {"name": need.name, "bytes": dict(need.parts), "total_bytes": need.total, "limit_bytes": need.have}
@@ -70,25 +77,37 @@ class Answer:
             },
             "response_tokens": self.response_tokens,
             "seconds": dict(planned.seconds),
-            "step_seconds": sum(planned.seconds.values()),
+            "step_seconds": planned.step_seconds,
+            "faster_layout": None if self.faster is None else asdict(self.faster),
         }
         return json.dumps(answer, indent=2)
 
 
 def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_tokens: int | None = None) -> Answer:
-    """Plan a run. Raises ConfigError, ModelError."""
+    """Plan a run, with the settings that belong to the cluster under `overrides`. Raises ConfigError, ModelError."""
     cluster = load_cluster(cluster_name)
+    overrides = [*settings_of(cluster), *overrides]
     config = load_config(path, overrides)
-    limit = config.longest_training_response_tokens
-    if config.rollout.sampling.ignore_eos and response_tokens not in (None, limit):
+    lengths = planned_lengths(config)
+    if config.rollout.sampling.ignore_eos and response_tokens not in (None, lengths.response_tokens):
         raise ConfigError(
             f"--response-tokens is {response_tokens}, but rollout.sampling.ignore_eos lets every response meet its "
-            f"limit of {limit} tokens: leave it out"
+            f"limit of {lengths.response_tokens} tokens: leave it out"
         )
-    model = load_model(config.model.path)
-    planned = plan(config, model, cluster, response_tokens)
-    nearest = _nearest(path, overrides, planned) if planned.problems else None
-    return Answer(cluster_name, planned, response_tokens or limit, nearest)
+    planned = plan(config, load_model(config.model.path), cluster, response_tokens)
+    tokens = response_tokens or lengths.response_tokens
+    if planned.problems:
+        return Answer(cluster_name, planned, tokens, nearest=_nearest(path, overrides, planned))
+    return Answer(cluster_name, planned, tokens, faster=_faster(config, planned, response_tokens))
+
+
+def _faster(config: Config, planned: Plan, response_tokens: int | None) -> FasterLayout | None:
+    """None, too, for a model that is planned and cannot be trained."""
+    try:
+        model = read_model(find_config(config_place(config.model.path)).parent)
+    except ModelError:
+        return None
+    return faster_layout(config, planned, model, response_tokens)
 
 
 def _nearest(path: Path, overrides: Sequence[str], planned: Plan) -> tuple[str, ...] | None:
@@ -132,6 +151,25 @@ def _memory_lines(planned: Plan) -> list[str]:
 
 
 def _second_lines(planned: Plan, response_tokens: int) -> list[str]:
-    lines = ["", f"seconds of an iteration, with responses of {response_tokens:,} tokens:"]
+    sequences = "examples" if planned.config.sft else "responses"
+    lines = ["", f"seconds of an iteration, with {sequences} of {response_tokens:,} tokens:"]
+    if planned.step_seconds is None:
+        return [*lines, f"  {'rollout':<28} {'-':>10}  no engine has room for a request"]
     lines += [f"  {phase:<28} {value:>10,.1f}" for phase, value in planned.seconds.items()]
-    return [*lines, f"  {'step':<28} {sum(planned.seconds.values()):>10,.1f}"]
+    beside = "  generation and training side by side" if planned.config.rollout.iterations_ahead else ""
+    return [*lines, f"  {'step':<28} {planned.step_seconds:>10,.1f}{beside}"]
+
+
+def _advice_lines(planned: Plan, faster: FasterLayout | None) -> list[str]:
+    lines = []
+    if planned.idle_gpus:
+        lines.append(
+            f"{planned.idle_gpus} of {planned.cluster.gpus} GPUs idle: the run uses {planned.config.needed_gpus}."
+        )
+    if faster is not None and planned.step_seconds is not None:
+        saved = 1 - faster.step_seconds / planned.step_seconds
+        lines.append(
+            f"Faster by these figures: {faster.step_seconds:,.1f} s an iteration ({saved:.0%} less) with "
+            f"{' '.join(faster.settings)}"
+        )
+    return lines
