@@ -304,6 +304,10 @@ def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML configuration.")] = None,
     overrides: Overrides = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the iteration that is run for real.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The nodes of this Ray cluster instead: auto, host:port, or a cluster."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Test this machine, and with CONFIG its run: each line ok, warn or fail, with the fix."""
@@ -312,7 +316,7 @@ def doctor(
         from rlpipe.commands.doctor.doctor_command import diagnose
 
         failed = 0
-        for check in diagnose(config, overrides or [], quick):
+        for check in diagnose(config, overrides or [], quick, cluster):
             typer.echo(check.line())
             failed += check.status is Status.FAIL
         if failed:
