@@ -118,7 +118,7 @@ class PlainEngine:
             grammar_backend="none",
             max_total_tokens=engine.kv_cache_tokens,
             max_running_requests=engine.max_running_requests,
-            mem_fraction_static=engine.memory_fraction,
+            mem_fraction_static=engine.memory_share,
             disable_cuda_graph=True,
             skip_server_warmup=True,
             skip_tokenizer_init=True,

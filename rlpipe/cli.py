@@ -355,8 +355,7 @@ def launch(
     force: Annotated[bool, typer.Option("--force", help="Launch what does not fit by its plan, too.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Train on a cluster: this machine, a Ray cluster, Slurm or Kubernetes; what cannot fit is refused. The word `run` may be left
-    out."""
+    """Train on a cluster (this machine, Ray, Slurm, Kubernetes); what cannot fit is refused. `run` may be left out."""
     with one_sentence(debug):
         from rlpipe.commands.launch import launch as prepare_launch
 

@@ -114,7 +114,7 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
         "tp_size": engine.tensor_parallel,
         "context_length": engine.context_tokens,
         "max_running_requests": running_slots(setup),
-        "mem_fraction_static": engine.memory_fraction,
+        "mem_fraction_static": engine.memory_share,
         "enable_deterministic_inference": engine.deterministic,
         "random_seed": setup.seed,
         "skip_tokenizer_init": not setup.needs_tokenizer,

@@ -33,7 +33,7 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     if not size:
         return None
     weights = sum(file.stat().st_size for file in Path(setup.model_path).glob("*.safetensors"))
-    room = size * setup.engine.memory_fraction - weights / setup.engine.tensor_parallel
+    room = size * setup.engine.memory_share - weights / setup.engine.tensor_parallel
     return pools_within(_needed(setup), int(room))
 
 

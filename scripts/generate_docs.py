@@ -1,4 +1,5 @@
-"""Writes the pages configuration, metrics and upgrading from the code: `python scripts/generate_docs.py [--check]`.
+"""Writes the pages configuration, metrics and upgrading, and the table of recipes, from the code:
+`python scripts/generate_docs.py [--check]`.
 
 With --check it writes nothing, and ends with exit code 1 when a page is not what the code says.
 """
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Union, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from recipe_table import recipe_rows
 from replaced_parts import DISTRIBUTIONS, Part, declared_parts, read_record
 
 from rlpipe.config.cluster import ClusterConfig
@@ -52,6 +54,13 @@ def metrics_page() -> str:
         for metric in sorted(METRICS.values(), key=lambda metric: metric.name)
     ]
     return "\n".join([_HEAD, intro, *rows]) + "\n"
+
+
+def recipes_page() -> str:
+    """The page as it is written by hand, with the table of what `rlpipe plan` says of every recipe."""
+    head, *rows = recipe_rows()
+    intro, found, _ = (DOCS / "recipes.md").read_text().partition(head)
+    return "\n".join([intro.rstrip() + "\n", head, *rows]) + "\n" if found else ""
 
 
 def upgrading_page() -> str:
@@ -132,7 +141,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     pages = {DOCS / "configuration.md": configuration_page(), DOCS / "metrics.md": metrics_page()}
-    pages[DOCS / "upgrading.md"] = upgrading_page()
+    pages |= {DOCS / "upgrading.md": upgrading_page(), DOCS / "recipes.md": recipes_page()}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in arguments:
         for path in stale:

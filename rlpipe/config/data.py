@@ -26,6 +26,10 @@ class DatasetConfig(Section):
     """Split of a hub data set (`train[:100]` is allowed there), or of a folder: its files `train.jsonl`,
     `train-*.parquet`. A folder whose files are not named after splits is read whole."""
 
+    subset: Name | None = None
+    """Configuration of a hub data set that has several, `main` of GSM8K for instance; of a folder, the folder within it
+    that has this name."""
+
     rows: str | None = None
     """Slice of the rows kept, `start:stop`, after loading; either side may be empty."""
 

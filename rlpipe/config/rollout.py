@@ -1,12 +1,13 @@
 """Generation: engines, sampling and limits."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from rlpipe.config.agents import AgentConfig
 from rlpipe.config.base import Section
 from rlpipe.config.environment import EnvironmentConfig
+from rlpipe.shared.errors import ConfigError
 
 
 class SamplingConfig(Section):
@@ -48,8 +49,9 @@ class EngineConfig(Section):
     max_running_requests: int = Field(256, ge=1)
     """Requests decoded at the same time; one more on a GPU, where SGLang would otherwise run one fewer."""
 
-    memory_fraction: float = Field(0.6, gt=0, lt=1)
-    """Most of the device's memory that weights, KV pool and recurrent states may take."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = 0.6
+    """Most of the device's memory that weights, KV pool and recurrent states may take. `auto`: the largest share that
+    leaves room for the rest (docs/plan.md)."""
 
     context_tokens: int | None = Field(None, ge=1)
     """Longest prompt plus response; from the model's config when empty."""
@@ -60,6 +62,13 @@ class EngineConfig(Section):
 
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `sglang.srt.server_args.ServerArgs`, by their name there."""
+
+    @property
+    def memory_share(self) -> float:
+        """`memory_fraction`, which must have been chosen."""
+        if self.memory_fraction == "auto":
+            raise ConfigError("rollout.engine.memory_fraction is 'auto' and was not chosen: give a number below 1")
+        return self.memory_fraction
 
 
 class GenerateConfig(Section):

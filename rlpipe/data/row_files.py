@@ -15,8 +15,10 @@ def files_of(dataset: DatasetConfig) -> list[Path] | None:
     path = Path(dataset.path)
     try:
         if path.is_dir():
-            return _files_of_split(path, dataset.split)
+            return _files_of_split(path / (dataset.subset or ""), dataset.split)
         if path.exists():
+            if dataset.subset is not None:
+                raise DataError(f"{path}: subset {dataset.subset!r} says nothing about a single file; remove it")
             if dataset.split != "train":
                 raise DataError(f"{path}: split {dataset.split!r} says nothing about a single file; remove it")
             return [path]
@@ -31,7 +33,7 @@ def files_of(dataset: DatasetConfig) -> list[Path] | None:
 def identity_of(dataset: DatasetConfig) -> list[str] | None:
     """Names, sizes and times of the files; what a streamed set is asked for; None for what only the hub can tell."""
     if dataset.streaming:
-        return [dataset.path, dataset.split]
+        return [dataset.path, dataset.subset or "", dataset.split]
     files = files_of(dataset)
     if files is None:
         return None
@@ -41,6 +43,8 @@ def identity_of(dataset: DatasetConfig) -> list[str] | None:
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Files named after `split`; all of them where none is named after any split."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; correct `subset`, or remove it")
     files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if not files:
         raise DataError(f"{folder}: the folder holds no .jsonl, .json or .parquet file")

@@ -161,7 +161,7 @@ def _open_hub(dataset: DatasetConfig) -> RowSource:
 
     path, _, revision = dataset.path.partition("@")
     try:
-        table = load_dataset(path, split=dataset.split, revision=revision or None)
+        table = load_dataset(path, dataset.subset, split=dataset.split, revision=revision or None)
     except Exception as error:  # as many types as there are ways to store, to find and to fetch a data set
         raise _no_hub(dataset, error) from None
     return Table(f"{dataset.path}/{dataset.split}", table)
@@ -173,7 +173,7 @@ def _streamed(dataset: DatasetConfig) -> RowSource:
 
     path, _, revision = dataset.path.partition("@")
     try:
-        stream = load_dataset(path, split=dataset.split, revision=revision or None, streaming=True)
+        stream = load_dataset(path, dataset.subset, split=dataset.split, revision=revision or None, streaming=True)
         rows = list(itertools.islice(stream, slice_of(dataset).stop))
     except Exception as error:  # as for a data set that is downloaded
         raise _no_hub(dataset, error) from None

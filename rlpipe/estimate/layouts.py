@@ -1,7 +1,8 @@
-"""Another layout of the same run on the same GPUs that is faster by the estimate: where engines and actor are, how wide
-engines are, how the actor is split."""
+"""Another layout of the same run on the same GPUs that is faster by the estimate, or fits: where engines and actor are,
+how wide engines are, how the actor is split."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,19 +12,19 @@ from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import merge, validate
 from rlpipe.config.root import Config
 from rlpipe.estimate.run_estimate import Plan, plan
-from rlpipe.model.actor_checks import check_layout
+from rlpipe.model.actor_checks import check_engine_layout, check_layout
 from rlpipe.model.description import ModelDescription
 from rlpipe.shared.errors import ConfigError, ModelError
 
 _WORTH_SHARE = 0.9  # of the present seconds, beyond which another layout is not worth a word
 _NEAR_FASTEST = 1.02
-_MOST_PLANS = 80  # of those that looked fastest by their parts
+_MOST_PLANS = 40  # of those that looked fastest by their parts
 _WIDTHS = (1, 2, 4, 8)
 _STAGES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class FasterLayout:
+class BetterLayout:
     """Settings, and what an iteration takes with them."""
 
     settings: tuple[str, ...]
@@ -39,23 +40,22 @@ class _Part:
     seconds: float
 
 
-def faster_layout(
-    config: Config, planned: Plan, model: ModelDescription, response_tokens: int | None = None
-) -> FasterLayout | None:
+def better_layout(config: Config, planned: Plan, response_tokens: int | None = None) -> BetterLayout | None:
     """The layout with the fewest changes among those within 2 % of the fastest that fits; None where none saves a tenth
-    of the iteration that is planned.
+    of the iteration that is planned and fits, and where none fits.
 
     config: as it was given, with its settings that are `auto`.
     """
-    present = planned.step_seconds
-    if not planned.cluster.gpus or present is None:
+    model = planned.model.description
+    if planned.cluster.gpus < 2 or model is None:
         return None
     wide = {processes for processes, _ in _placements(planned)}
     splits = [split for processes in sorted(wide) for split in _splits(planned, model, processes, response_tokens)]
     places = list(_engine_places(planned, model, response_tokens))
     pairs = [(place, split) for place, split in product(places, splits) if place.processes == split.processes]
     pairs.sort(key=lambda pair: (round(sum(part.seconds for part in pair), 1), _changed(config, pair)))
-    fitting: list[FasterLayout] = []
+    fitting: list[BetterLayout] = []
+    present = math.inf if planned.problems or planned.step_seconds is None else planned.step_seconds
     limit = present * _WORTH_SHARE
     for pair in pairs[:_MOST_PLANS]:
         fastest = min((one.step_seconds for one in fitting), default=limit)
@@ -64,7 +64,7 @@ def faster_layout(
         changes = _different(config, pair)
         seconds = _step_seconds(config, changes, planned, response_tokens)
         if seconds is not None and seconds <= limit:
-            fitting.append(FasterLayout(_as_settings(changes), seconds))
+            fitting.append(BetterLayout(_as_settings(changes), seconds))
     fastest = min((one.step_seconds for one in fitting), default=0.0)
     near = [one for one in fitting if one.step_seconds <= fastest * _NEAR_FASTEST]
     return min(near, key=lambda one: (len(one.settings), one.step_seconds), default=None)
@@ -91,7 +91,7 @@ def _engine_places(planned: Plan, model: ModelDescription, response_tokens: int 
             continue
         room = processes if apart is None else apart
         for width in (one for one in _WIDTHS if one <= planned.cluster.node.gpus and room % one == 0):
-            if not _divides(model, ParallelConfig(tensor=width, sequence=width > 1)):
+            if not _engine_divides(model, width):
                 continue
             changes = alone | {
                 "ray.colocate": apart is None,
@@ -108,9 +108,9 @@ def _splits(planned: Plan, model: ModelDescription, processes: int, response_tok
     """Every way to split the policy over `processes` that divides it and leaves room on a GPU, with the seconds of its
     passes."""
     node, config = planned.cluster.node.gpus, planned.config
-    sizes = [size for size in _WIDTHS if size <= min(node, processes)]
+    widths = [size for size in _WIDTHS if size <= min(node, processes)]
     experts = [2**power for power in range(processes.bit_length())] if model.experts else [1]
-    for tensor, context, pipeline, expert in product(sizes, sizes, _STAGES, experts):
+    for tensor, context, pipeline, expert in product(widths, widths, _STAGES, experts):
         if tensor * context > node or processes % (tensor * context * pipeline) or processes % (expert * pipeline):
             continue
         parallel = ParallelConfig(
@@ -121,7 +121,7 @@ def _splits(planned: Plan, model: ModelDescription, processes: int, response_tok
             virtual_pipeline=config.actor.parallel.virtual_pipeline if pipeline > 1 else None,
             expert=expert,
         )
-        if expert > node or not _divides(model, parallel):
+        if expert > node or not _actor_divides(model, parallel):
             continue
         changes: dict[str, Any] = {f"actor.parallel.{key}": value for key, value in parallel.model_dump().items()}
         longest, multiple = config.longest_pack_sequence_tokens, parallel.pack_multiple
@@ -134,7 +134,15 @@ def _splits(planned: Plan, model: ModelDescription, processes: int, response_tok
             yield _Part(processes, changes, sum(estimate.seconds.get(phase, 0.0) for phase in passes))
 
 
-def _divides(model: ModelDescription, parallel: ParallelConfig) -> bool:
+def _engine_divides(model: ModelDescription, tensor: int) -> bool:
+    try:
+        check_engine_layout(model, tensor)
+    except ModelError:
+        return False
+    return True
+
+
+def _actor_divides(model: ModelDescription, parallel: ParallelConfig) -> bool:
     try:
         check_layout(model, parallel)
     except ModelError:

@@ -11,6 +11,7 @@ from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_
 from rlpipe.estimate.parameters import model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
+from rlpipe.model.description import ModelDescription
 from rlpipe.model.hub import is_cached
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.project_files import MODELS
@@ -36,6 +37,7 @@ class Model:
     shape: ModelShape
     tied: bool
     architecture: str = ""
+    description: ModelDescription | None = None
 
     @property
     def parameters(self) -> int:
@@ -79,7 +81,7 @@ def load_model(path: str) -> Model:
     here = Path(path).exists() or is_cached(path)
     path = Path(path).name if not here and (MODELS / Path(path).name).exists() else path
     model = describe_model(path)
-    return Model(model.shape, model.tied_embeddings, model.architecture)
+    return Model(model.shape, model.tied_embeddings, model.architecture, model)
 
 
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
@@ -143,7 +145,7 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         pools = needed_pools(model.shape, cached, model.architecture, requests, longest)
         workspace = {}
     else:
-        room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_fraction) - weights
+        room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights
         pools = pools_within(needed_pools(model.shape, engine, model.architecture, requests + 1, longest), room)
         workspace = {"graphs and workspace": _ENGINE_WORKSPACE}
     running = min(requests, pools.kv_tokens // longest)

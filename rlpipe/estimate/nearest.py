@@ -32,7 +32,7 @@ def _changes(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
         yield ("actor.optimizer.cpu_offload_fraction=1.0",)
     if config.weight_sync.bucket_bytes > 2**28:
         yield (f"weight_sync.bucket_bytes={2**28}",)
-    for fraction in _fractions(engine.memory_fraction):
+    for fraction in () if config.sft else _fractions(engine.memory_share):
         yield (f"rollout.engine.memory_fraction={fraction}",)
     if actor.recompute.chosen != "full":
         yield ("actor.recompute.granularity=full",)
@@ -43,8 +43,9 @@ def _changes(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
         yield (f"actor.max_tokens_per_gpu={least}",)
     if actor.optimizer.moments_dtype == "float32" and actor.optimizer.beta2 <= LARGEST_BFLOAT16_BETA2:
         yield ("actor.optimizer.moments_dtype=bfloat16",)
-    yield from _wider_engines(config, cluster)
-    yield from _layouts(config, cluster)
+    if config.sft is None:
+        yield from _wider_engines(config, cluster)
+        yield from _layouts(config, cluster)
     if engine.max_running_requests > 8 and not cluster.gpus:
         yield (f"rollout.engine.max_running_requests={engine.max_running_requests // 4}",)
 
@@ -66,7 +67,7 @@ def _wider_engines(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
 
 def _layouts(config: Config, cluster: ClusterConfig) -> Iterator[Setting]:
     """Half of the GPUs for the actor, half for engines that are as wide as they need to be."""
-    if not cluster.gpus:
+    if cluster.gpus < 2:
         return
     parallel = config.actor.parallel
     half = cluster.gpus // 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
-from rlpipe.estimate.automatic import candidates, choice_note, is_automatic
+from rlpipe.estimate.automatic import candidates, choice_note, engine_candidates, is_automatic, with_engine_share_of
 from rlpipe.estimate.memory import Memory, Model, plan_memory
 from rlpipe.estimate.seconds import Lengths, plan_seconds
 
@@ -91,10 +91,20 @@ def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: 
     """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None.
 
     Of settings that are `auto`, what needs least memory is chosen among those that train within 2 % of the fastest that
-    fits with some room, or among all where nothing fits. Only needs count that depend on the choice.
+    fits with some room, or among all where nothing fits; then the largest share of memory for engines with which as
+    little as possible does not fit. Only needs count that depend on the choice.
     """
     if not is_automatic(config):
         return _plan(config, model, cluster, response_tokens)
+    smallest_engine = engine_candidates(config)[-1]
+    chosen = _with_actor_choice(smallest_engine, model, cluster, response_tokens).config
+    shares = [with_engine_share_of(chosen, one) for one in engine_candidates(config)]
+    plans = [_plan(one, model, cluster, response_tokens) for one in shares]
+    best = min(plans, key=lambda one: len(one.problems))
+    return replace(best, notes=(choice_note(config, best.config),))
+
+
+def _with_actor_choice(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:
     plans = [_plan(candidate, model, cluster, response_tokens) for candidate in candidates(config)]
     sizes = {(need.name, need.total) for one in plans for need in one.needs}
     concerned = [name for name, count in Counter(name for name, _ in sizes).items() if count > 1]
@@ -102,8 +112,7 @@ def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: 
     fitting = fitting or [one for one in plans if one.within(1.0, concerned)]
     fastest = min((one.seconds["forward_backward"] for one in fitting), default=0.0)
     near = [one for one in fitting if one.seconds["forward_backward"] <= fastest * _NEAR_FASTEST] or plans
-    best = min(near, key=lambda one: sum(one.memory.actor.values()))
-    return replace(best, notes=(choice_note(best.config),))
+    return min(near, key=lambda one: sum(one.memory.actor.values()))
 
 
 def _plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:

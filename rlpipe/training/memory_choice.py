@@ -21,7 +21,7 @@ def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, t
     saved = RunDirectory.of(config).config
     if resume and saved.exists():
         chosen = with_choice_of(config, load_config(saved))
-        return chosen, (f"{choice_note(chosen)}, as the run began",)
+        return chosen, (f"{choice_note(config, chosen)}, as the run began",)
     planned = plan(config, load_model(config.model.path), _cluster(config))
     problems = tuple(f"warning: by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
     return planned.config, planned.notes + problems

@@ -34,6 +34,7 @@ NODE = NodeFacts(
 OTHER = replace(NODE, address="10.0.0.2")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_nodes_of_a_real_cluster_are_asked(tmp_path):
     environment = {**os.environ, **TOKEN, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}

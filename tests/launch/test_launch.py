@@ -20,7 +20,9 @@ SHARED = ["prepare.directory=/shared/task", "model.path=/shared/policy"]
 
 
 def _script(name: str) -> str:
-    settings = ["seed=1", *(SHARED if load_cluster(name).kind == "kubernetes" else [])]
+    cluster = load_cluster(name)
+    settings = ["seed=1", *(SHARED if cluster.kind == "kubernetes" else [])]
+    settings += ["ray.colocate=true"] if cluster.gpus == 1 else []
     # The whole configuration would change with every default.
     script = re.sub(r"(config.yaml: \|\n)(    .*\n)+", r"\1    ...\n", launch(DEMO, settings, name).script())
     return script.replace(str(Path(sys.executable).parent), "/programs").replace(str(PROJECT), "/project")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.prompts import PromptEncoder, load_prompts, load_tokenizer
 from rlpipe.data.row_checks import row_problem
+from rlpipe.data.row_source import open_rows
 from rlpipe.data.rows import Row, load_rows
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError, ModelError
@@ -199,3 +201,19 @@ def test_settings_of_a_tokenizer_that_fail_in_use_are_one_sentence(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": "x"}))
     with pytest.raises(ModelError, match="no tokenizer can be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_subset_of_a_folder_is_the_folder_of_that_name(tmp_path):
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / "train.jsonl").write_text('{"prompt": "2+2", "label": "4"}\n')
+    (tmp_path / "one.jsonl").write_text('{"prompt": "1+1", "label": "2"}\n')
+
+    def rows(path: Path, subset: str) -> list[str]:
+        dataset = DatasetConfig(name="s", path=str(path), subset=subset)
+        return [place for place, _ in open_rows(dataset).read([0])]
+
+    assert rows(tmp_path, "main") == [f"{tmp_path}/main/train.jsonl:1"]
+    with pytest.raises(DataError, match="no such folder; correct `subset`"):
+        rows(tmp_path, "socratic")
+    with pytest.raises(DataError, match="subset 'main' says nothing about a single file"):
+        rows(tmp_path / "one.jsonl", "main")

@@ -16,6 +16,7 @@ from rlpipe.flops.peaks import peak_bf16_tflops
         ("NVIDIA H20", 148.0),
         ("NVIDIA L20", 119.5),
         ("NVIDIA L40S", 362.05),
+        ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA B200", 2250.0),
         ("NVIDIA GB200", 2500.0),
         ("NVIDIA B300 SXM6 AC", 2250.0),

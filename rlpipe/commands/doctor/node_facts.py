@@ -88,14 +88,13 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _hub_problem() -> str | None:
-    from httpx import HTTPError
+    import httpx
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE:
         return None
     try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-    except (HTTPError, OSError) as error:
+        httpx.head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except (httpx.HTTPError, OSError) as error:
         return f"{constants.ENDPOINT}: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     return ""

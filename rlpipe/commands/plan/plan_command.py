@@ -7,14 +7,11 @@ from pathlib import Path
 
 from rlpipe.commands.clusters import load_cluster, settings_of
 from rlpipe.config.load import load_config
-from rlpipe.config.root import Config
-from rlpipe.estimate.layouts import FasterLayout, faster_layout
-from rlpipe.estimate.memory import config_place, load_model
+from rlpipe.estimate.layouts import BetterLayout, better_layout
+from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.nearest import nearest_setting
 from rlpipe.estimate.run_estimate import Plan, in_units, plan, planned_lengths
-from rlpipe.model.config_file import find_config
-from rlpipe.model.families import read_model
-from rlpipe.shared.errors import ConfigError, ModelError
+from rlpipe.shared.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Answer:
     planned: Plan
     response_tokens: int
     nearest: tuple[str, ...] | None = None
-    faster: FasterLayout | None = None
+    faster: BetterLayout | None = None
 
     @property
     def fits(self) -> bool:
@@ -97,17 +94,11 @@ def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_t
     planned = plan(config, load_model(config.model.path), cluster, response_tokens)
     tokens = response_tokens or lengths.response_tokens
     if planned.problems:
-        return Answer(cluster_name, planned, tokens, nearest=_nearest(path, overrides, planned))
-    return Answer(cluster_name, planned, tokens, faster=_faster(config, planned, response_tokens))
-
-
-def _faster(config: Config, planned: Plan, response_tokens: int | None) -> FasterLayout | None:
-    """None, too, for a model that is planned and cannot be trained."""
-    try:
-        model = read_model(find_config(config_place(config.model.path)).parent)
-    except ModelError:
-        return None
-    return faster_layout(config, planned, model, response_tokens)
+        nearest = _nearest(path, overrides, planned)
+        if nearest is None and (fitting := better_layout(config, planned, response_tokens)):
+            nearest = fitting.settings
+        return Answer(cluster_name, planned, tokens, nearest=nearest)
+    return Answer(cluster_name, planned, tokens, faster=better_layout(config, planned, response_tokens))
 
 
 def _nearest(path: Path, overrides: Sequence[str], planned: Plan) -> tuple[str, ...] | None:
@@ -139,6 +130,8 @@ def _memory_lines(planned: Plan) -> list[str]:
         limit = f" of {in_units(need.have)}" if need.have is not None else ""
         lines += ["", f"{need.name}: {in_units(need.total)}{limit}"]
         lines += [f"  {name:<28} {in_units(size):>10}" for name, size in need.parts.items()]
+    if planned.config.sft:
+        return lines
     engine = planned.memory.engine
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
     longest = planned.config.longest_sequence_tokens
@@ -160,7 +153,7 @@ def _second_lines(planned: Plan, response_tokens: int) -> list[str]:
     return [*lines, f"  {'step':<28} {planned.step_seconds:>10,.1f}{beside}"]
 
 
-def _advice_lines(planned: Plan, faster: FasterLayout | None) -> list[str]:
+def _advice_lines(planned: Plan, faster: BetterLayout | None) -> list[str]:
     lines = []
     if planned.idle_gpus:
         lines.append(
