@@ -1,70 +1,56 @@
-"""An environment of verifiers, unchanged, against a server that speaks OpenAI's protocol."""
+"""An environment of verifiers, unchanged, against the policy's endpoint."""
 
-import asyncio
 import json
 import signal
-import threading
-from types import SimpleNamespace
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
+from scripted_policy import ScriptedPolicy, text_of, trained_text
 
-from rlpipe.environments.adapters.verifiers_agent import verifiers_episode, write_rows
+from rlpipe.config.root import Config
+from rlpipe.environments.adapters.verifiers_agent import write_rows
+from rlpipe.generation.episode_makers import episode_maker
+from rlpipe.generation.event_loop import BackgroundLoop
+from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.sample import Prompt
+from rollout.partial_response import PartialResponse
+from rollout.requests import SamplingParameters
 
 pytest.importorskip("verifiers")
 GAME = "verifiers_game:load_environment"
 
 
-def answers(*messages):
-    """A server whose policy says `messages`, one after the other; and the requests that it gets."""
-    app, asked, left = FastAPI(), [], list(messages)
-
-    @app.post("/v1/chat/completions")
-    async def complete(body: dict):
-        asked.append(body)
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None, **left.pop(0)}}
-        return {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
-
-    return app, asked
-
-
-async def served(app, use):
-    """What `use` returns, called with the address of `app` while it is served."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        return await use(f"http://127.0.0.1:{port}/v1")
-    finally:
-        server.should_exit = True
-        await running
+def config_of(**options) -> Config:
+    run = "rlpipe.environments.adapters.verifiers_agent:verifiers_episode"
+    agent = {"run": run, "options": {"environment": GAME, **options}}
+    return Config.model_validate(
+        {
+            "run": {"name": "verifiers", "iterations": 1},
+            "model": {"path": "policy"},
+            "data": {"train": [{"name": "data", "path": "unused"}], "max_prompt_tokens": 1024},
+            "rollout": {"max_response_tokens": 1024, "generate": {"function": "agent", "agent": agent}},
+        }
+    )
 
 
-def test_an_environment_runs_unchanged_beside_the_main_thread_and_its_rubric_grades():
-    call = {"id": "c1", "type": "function", "function": {"name": "double", "arguments": '{"number": 21}'}}
-    app, asked = answers({"tool_calls": [call]}, {"content": "it is 42"})
+def test_an_environment_runs_unchanged_and_its_rubric_grades_what_is_trained_token_by_token(tokenizer):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    found = []
-
-    async def use(url):
-        messages = [{"role": "user", "content": "double 21"}]
-        metadata = {"example_id": 0, "info": {"number": 21}}
-        task = SimpleNamespace(
-            base_url=url, api_key="k", model="policy", messages=messages, label="42", metadata=metadata
-        )
-        return await verifiers_episode(task, GAME, {"goal": "42"}, {"temperature": 1.0})
-
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(served(app, use))))
-    thread.start()
-    thread.join(60)
-    assert found == [{"reward": 1.25}]
-    assert [message["role"] for message in asked[1]["messages"]] == ["user", "assistant", "tool"]
-    assert asked[1]["messages"][2]["content"] == "42"
-    assert asked[0]["tools"][0]["function"]["name"] == "double"
+    call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call><end>'
+    policy = ScriptedPolicy(tokenizer, call, "it is 42<end>")
+    columns = {"prompt": [{"role": "user", "content": "double 21"}], "example_id": 0, "info": {"number": 21}}
+    prompt = Prompt("data/0", "rendered", (1,), "42", "data", columns)
+    maker, loop = episode_maker(config_of(arguments={"goal": "42"})), BackgroundLoop("test")
+    try:
+        maker.open(policy, tokenizer, 0)
+        request = PromptRequest("g-000", "g", prompt, SamplingParameters(1024))
+        (sample,) = loop.submit(maker.make(request, PartialResponse())).result(120).episode
+    finally:
+        maker.close()
+        loop.close()
+    assert sample.reward.score == 1.25  # right, and an eighth for each of two turns
+    assert trained_text(sample, tokenizer) == f"{call}it is 42<end>".replace("<end>", "<|im_end|>")
+    assert "42" in text_of(sample, tokenizer).partition("</tool_call>")[2].partition("it is")[0]
+    assert [turn.end - turn.start for turn in sample.turns] == [len(call) - 4, 9]
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
