@@ -70,10 +70,10 @@ def test_generated_tasks_are_different_recur_and_can_be_solved_as_they_say(token
 
 
 def test_two_agents_have_a_sequence_each_and_share_the_reward(tokenizer):
-    row = {"prompt": ":", "label": "31", "task": "31;"}
-    (sender, receiver), reward = played(tokenizer, "signals", row, "b", "3", "y", "2", format="text", max_turn_tokens=1)
-    assert text_of(sender, tokenizer) == " 3<b 1<y"
-    assert text_of(receiver, tokenizer) == " b>3 ->2"
+    row = {"prompt": ":", "label": "21", "task": "21;"}
+    (sender, receiver), reward = played(tokenizer, "signals", row, "b", "2", "y", "0", format="text", max_turn_tokens=1)
+    assert text_of(sender, tokenizer) == " 2<b 1<y"
+    assert text_of(receiver, tokenizer) == " b>2 ->0"
     assert [turn.reward for turn in sender.turns] == [1.2, 0.0]
     assert [turn.reward for turn in receiver.turns] == [1.0, 0.0]
     assert [turn.number for turn in (*sender.turns, *receiver.turns)] == [0, 2, 1, 3]

@@ -22,7 +22,7 @@ class Signals(Unattended):
     before it learns what.
     """
 
-    def __init__(self, meanings: int = 4, rounds: int = 4, letter_reward: float = 0.2) -> None:
+    def __init__(self, meanings: int = 3, rounds: int = 4, letter_reward: float = 0.2) -> None:
         if not 2 <= meanings <= 10 or rounds < 1:
             raise ConfigError(f"environment 'signals': {meanings} meanings in {rounds} rounds; 2 to 10, and at least 1")
         self._meanings = meanings
