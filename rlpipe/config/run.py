@@ -1,5 +1,6 @@
 """The run itself: length, seed, folders, deadlines, tracking."""
 
+from ipaddress import ip_address
 from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -49,6 +50,25 @@ class TrackersConfig(Section):
 
     tensorboard: bool = False
     """Write TensorBoard event files into the run folder."""
+
+    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    """Port at which a Prometheus server may scrape the newest metrics; 0 takes a free one, which the console and
+    `prometheus.json` in the run folder tell. Not served when empty."""
+
+    prometheus_address: str = "127.0.0.1"
+    """Address of this machine to listen at. Without encryption or key: beyond the loopback, only in a network whose
+    machines may read the metrics."""
+
+    @field_validator("prometheus_address")
+    @classmethod
+    def _is_one_address(cls, value: str) -> str:
+        try:
+            ip_address(value)
+        except ValueError:
+            raise ValueError(
+                f"{value[:80]!r} is no IP address: give one of this machine, for instance 127.0.0.1"
+            ) from None
+        return value
 
 
 class DeadlinesConfig(Section):

@@ -317,6 +317,18 @@ def _pattern() -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{part})" for part in parts))
 
 
+@cache
+def declaration(name: str) -> tuple[Metric, tuple[str, ...]]:
+    """What `name` is declared as, with what stands for its braces. KeyError for a name that is not."""
+    if name in METRICS:
+        return METRICS[name], ()
+    for declared, metric in METRICS.items():
+        pattern = re.sub(r"\\{\w+\\}", "([^/]+)", re.escape(declared))
+        if "{" in declared and (found := re.fullmatch(pattern, name)):
+            return metric, found.groups()
+    raise KeyError(name)
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise KeyError, naming them, if any of `names` is not declared."""
     unknown = sorted(name for name in names if not _pattern().fullmatch(name))

@@ -18,10 +18,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Group:
-    """Panels about one question."""
+    """Panels about one question. in_report: also in the run's report."""
 
     title: str
     panels: tuple[Panel, ...]
+    in_report: bool = True
 
 
 def name_pattern(metric: str) -> str:
@@ -42,6 +43,8 @@ GROUPS = (
             Panel("reward components", ("reward/{component}_mean", "reward/format_share")),
             Panel("pass@k", ("eval/{dataset}/pass_at_{k}",)),
             Panel("response tokens", ("rollout/response_tokens_mean", "rollout/response_tokens_max")),
+            Panel("held-out accuracy", ("eval/{dataset}/accuracy",)),
+            Panel("held-out reward", ("eval/{dataset}/reward_mean",)),
             Panel("held-out response tokens", ("eval/{dataset}/response_tokens_mean",)),
             Panel("truncated share", ("rollout/truncated_share",)),
             Panel("loss", ("train/loss", "train/policy_loss")),
@@ -64,6 +67,19 @@ GROUPS = (
         ),
     ),
     Group(
+        "Seconds of each part",
+        (
+            Panel("rollout seconds", ("time/rollout_seconds", "perf/rollout_seconds")),
+            Panel("reference log-probability seconds", ("time/ref_logprob_seconds",)),
+            Panel("old log-probability seconds", ("time/old_logprob_seconds",)),
+            Panel("actor train seconds", ("perf/actor_train_seconds", "perf/train_seconds")),
+            Panel("optimizer seconds", ("time/optimizer_seconds",)),
+            Panel("weight sync seconds", ("time/weight_sync_seconds", "time/sleep_wake_seconds")),
+            Panel("evaluation and checkpoint seconds", ("time/eval_seconds", "time/checkpoint_seconds")),
+        ),
+        in_report=False,  # which has them in its stack of phases
+    ),
+    Group(
         "Speed",
         (
             Panel("rollout tokens per second", ("perf/rollout_tokens_per_second",)),
@@ -77,6 +93,8 @@ GROUPS = (
                 ("perf/actor_train_mfu", "perf/actor_train_mfu_excluding_jit", "perf/actor_train_hfu"),
             ),
             Panel("fill of packs", ("pack/fill_share",)),
+            Panel("weight sync GB/s", ("weight_sync/gigabytes_per_second",)),
+            Panel("optimizer that nothing hides", ("perf/optimizer_exposed_share",)),
         ),
     ),
     Group(
@@ -91,6 +109,23 @@ GROUPS = (
         ),
     ),
     Group(
+        "Memory",
+        (
+            Panel(
+                "memory of a GPU",
+                (
+                    "memory/actor_gpu_peak_bytes",
+                    "memory/actor_gpu_allocated_peak_bytes",
+                    "memory/engine_gpu_peak_bytes",
+                ),
+            ),
+            Panel(
+                "host memory",
+                ("memory/host_used_bytes", "memory/actor_host_peak_bytes", "memory/engine_host_peak_bytes"),
+            ),
+        ),
+    ),
+    Group(
         "Compilation",
         (
             Panel("seconds of compiling", ("perf/jit_seconds",)),
@@ -102,8 +137,10 @@ GROUPS = (
         "Trust",
         (
             Panel("SGLang - Megatron log-probability", ("mismatch/logprob_abs_mean", "mismatch/logprob_abs_max")),
+            Panel("correction of the mismatch", ("mismatch/weight_mean", "mismatch/masked_share")),
             Panel("skipped updates", ("train/updates_skipped_count",)),
-            Panel("age of weights", ("rollout/weight_version_lag_max",)),
+            Panel("age of weights", ("rollout/weight_version_lag_max", "rollout/weight_version_lag_mean")),
+            Panel("tokens of older weights", ("rollout/off_policy_share",)),
             Panel("groups of equal reward", ("rollout/equal_reward_groups_count",)),
             Panel("failed samples", ("rollout/failed_count", "reward/timeouts_count", "reward/errors_count")),
             Panel("lost engines", ("fault/engine_restarts_count", "fault/requests_reissued_count")),

@@ -73,4 +73,11 @@ def open_trackers(config: Config, directory: RunDirectory, first_iteration: int)
         from rlpipe.monitoring.wandb import WeightsAndBiases
 
         trackers.append(WeightsAndBiases(config, directory))
-    return Trackers(trackers, lines.notes, lines)
+    notes = list(lines.notes)
+    if config.trackers.prometheus_port is not None:
+        from rlpipe.monitoring.prometheus import Prometheus
+
+        prometheus = Prometheus(config.trackers, config.run.name, directory)
+        trackers.append(prometheus)
+        notes.append(prometheus.note)
+    return Trackers(trackers, notes, lines)

@@ -46,7 +46,7 @@ def render_comparison(runs: Mapping[str, History]) -> str:
             section("Result", _figures(runs)),
             section("Seconds an iteration", _phases(runs)),
             section("Settings that differ", _settings(runs) or "<p class='quiet'>None.</p>"),
-            *(_charts(runs, group) for group in GROUPS),
+            *(_charts(runs, group) for group in GROUPS if group.in_report),
         ],
     )
 

@@ -47,7 +47,7 @@ def render(history: History) -> str:
             f"<p class='lead'>{escape(' '.join(_lead(history)))}</p>",
             cards(key_figures(history)),
             _advice(history),
-            *(_charts(history, group) for group in GROUPS),
+            *(_charts(history, group) for group in GROUPS if group.in_report),
             section("Seconds of each phase", _phase_table(history)),
             section("Speed", _speed_table(history)),
             section("Ranks, last iteration", _rank_table(history)),
