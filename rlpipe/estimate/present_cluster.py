@@ -43,16 +43,27 @@ def present_cluster() -> ClusterConfig:
 
 def visible_gpus() -> list[tuple[str, int]]:
     """Name and memory in bytes of each GPU, as nvidia-smi tells them without taking memory on any."""
+    rows = [line.rsplit(",", 1) for line in _ask_driver("name,memory.total")]
+    return [(name.strip(), int(mebibytes) * 2**20) for name, mebibytes in rows]
+
+
+def visible_capability() -> tuple[int, int] | None:
+    """Compute capability of the first GPU that this process may see, likewise; None without one."""
+    found = [line.strip().partition(".") for line in _ask_driver("compute_cap")]
+    return (int(found[0][0]), int(found[0][2])) if found else None
+
+
+def _ask_driver(fields: str) -> list[str]:
+    """One line for each GPU; none where nvidia-smi is missing or fails."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run([*query, *([f"--id={visible}"] if visible else [])], capture_output=True, text=True)
     except FileNotFoundError:
         return []
-    rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
-    return [(name.strip(), int(mebibytes) * 2**20) for name, mebibytes in rows]
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
 def host_memory_bytes() -> int:

@@ -2,6 +2,8 @@
 
 from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
+from rlpipe.estimate.gpu_generations import support_line
+from rlpipe.estimate.present_cluster import visible_capability
 from rlpipe.monitoring.run_directory import RunDirectory
 
 
@@ -15,7 +17,10 @@ def run_header(config: Config, directory: RunDirectory) -> list[tuple[str, str]]
         facts.append(("tensorboard", f"tensorboard --logdir {directory.path}"))
     if config.trackers.wandb != "off":
         facts.append(("wandb", f"project {config.trackers.wandb_project}, {config.trackers.wandb}"))
-    return [*facts, ("model", config.model.path), *_layout(config)]
+    facts += [("model", config.model.path), *_layout(config)]
+    if config.ray.address is None:  # in a cluster that is joined, GPUs are elsewhere
+        facts.append(("kernels", support_line(visible_capability())))
+    return facts
 
 
 def _layout(config: Config) -> list[tuple[str, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlpipe.commands.doctor.check import Check, fail, ok, warn
+from rlpipe.estimate.gpu_generations import support_line
+from rlpipe.estimate.present_cluster import visible_capability
 
 _SECONDS = 180
 _SLOW_GIGABYTES_PER_SECOND = 20.0
@@ -14,6 +16,7 @@ _SLOW_GIGABYTES_PER_SECOND = 20.0
 
 def check_devices(gdn_backend: str) -> Iterator[Check]:
     """GPU and driver, the Gated DeltaNet backend on a small problem, an all-reduce over all devices."""
+    yield ok("kernels", support_line(visible_capability()))
     yield _answer("device", "gpu", "check the driver with nvidia-smi, and that torch is a CUDA build")
     yield _answer("gated delta net", f"gdn {gdn_backend}", "set actor.gdn_backend to torch, or install what it names")
     yield _answer("all-reduce", "all_reduce", "check NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, and the network")

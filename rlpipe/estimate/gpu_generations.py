@@ -1,0 +1,60 @@
+"""What runs on which generation of NVIDIA GPUs, by compute capability: one table for the doctor and a run's header.
+
+The actor's kernels are chosen in `actor/layers/gdn_backend.py` and `actor/layers/causal_attention.py`, an engine's by
+SGLang 0.5.17 (`ServerArgs._get_default_attn_backend`); a test holds the first against this table.
+"""
+
+from dataclasses import dataclass
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """GPUs from `first` up to `last`. Names as the settings have them.
+
+    gdn: kernels of Gated DeltaNet layers that can run, the one that `auto` takes first. engine_attention: SGLang's
+    choice for softmax attention, where its package holds the kernel. fp8: whether matrix products take 8-bit floats.
+    """
+
+    name: str
+    first: Capability
+    last: Capability
+    attention: str
+    gdn: tuple[str, ...]
+    engine_attention: str
+    fp8: bool
+
+
+_FLASH = "FlashAttention 2"
+_LONG = "FlashAttention 2, cuDNN for long sequences"
+
+GENERATIONS = (
+    Generation("older than Ampere", (0, 0), (7, 9), "torch's own", ("torch",), "flashinfer or triton", False),
+    Generation("Ampere", (8, 0), (8, 8), _FLASH, ("fla", "torch"), "flashinfer", False),
+    Generation("Ada", (8, 9), (8, 9), _FLASH, ("fla", "torch"), "flashinfer", True),
+    Generation("Hopper", (9, 0), (9, 9), _LONG, ("fla", "flashqla", "torch"), "fa3", True),
+    Generation("Blackwell", (10, 0), (11, 9), _LONG, ("fla", "flashqla", "torch"), "trtllm_mha", True),
+    Generation("Blackwell RTX", (12, 0), (12, 9), _LONG, ("fla", "torch"), "flashinfer", True),
+)
+
+
+def generation_of(capability: Capability) -> Generation | None:
+    """None for one that is newer than the table."""
+    return next((one for one in GENERATIONS if one.first <= capability <= one.last), None)
+
+
+def support_line(capability: Capability | None) -> str:
+    """What a run uses on such a GPU, None without one, in one line."""
+    if capability is None:
+        return "CPU: torch's own attention and Gated DeltaNet in the actor, torch_native attention in engines"
+    found = generation_of(capability)
+    name = f"SM{capability[0]}{capability[1]}"
+    if found is None:
+        return f"{name}, newer than what rlpipe knows: kernels are chosen as for the newest known"
+    others = [one for one in found.gdn[1:] if one != "torch"]
+    possible = f" ({', '.join(others)} possible)" if others else ""
+    return (
+        f"{found.name} ({name}): actor attention by {found.attention}, Gated DeltaNet by {found.gdn[0]}{possible}; "
+        f"engine attention {found.engine_attention}; FP8 {'in hardware' if found.fp8 else 'not in hardware'}, not used"
+    )
