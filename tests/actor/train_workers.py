@@ -147,15 +147,20 @@ def skipped_steps(paths):
     before, state = weights(policy), masters_and_moments(policy)
     report = policy.train_step([good, poisoned(bad)], POLICY)
     after, state_after = weights(policy), masters_and_moments(policy)
+    counts = policy.counts
+    continues = [first, step(policy, [good, bad])]
+    continued = weights(policy)
     twin = trainer(paths["dense"], optimizer=warming)
+    without_the_skip = [step(twin, [good, bad]), step(twin, [good, bad])]
     return {
         "report": report,
         "bad_ids": bad.sample_ids,
         "weights_untouched": all(np.array_equal(before[name], after[name]) for name in before),
         "state_untouched": all(torch.equal(a, b) for a, b in zip(state, state_after, strict=True)),
-        "counts": policy.counts,
-        "continues": [first, step(policy, [good, bad])],
-        "without_the_skip": [step(twin, [good, bad]), step(twin, [good, bad])],
+        "counts": counts,
+        "continues": continues,
+        "without_the_skip": without_the_skip,
+        "same_weights": all(np.array_equal(continued[name], values) for name, values in weights(twin).items()),
     }
 
 

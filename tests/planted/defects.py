@@ -41,8 +41,8 @@ _ALGORITHMS = [
     Defect(
         "KL estimator: k3 of the other direction",
         "rlpipe/shared/kl.py",
-        "return expm1(-difference) + difference",
-        "return expm1(difference) - difference",
+        "expm1(-difference) + difference)",
+        "expm1(difference) - difference)",
         "actor/test_loss_parts.py::test_kl_estimators",
     ),
     Defect(
