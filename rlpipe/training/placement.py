@@ -21,6 +21,7 @@ from rlpipe.shared.descendants import adopt_orphans, descendants, end_descendant
 from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
 from rlpipe.shared.replaced_parts import relies_on, replaces
+from rlpipe.training.ray_exit import hold_silent_exits
 from rlpipe.training.ray_watch import RayWatch, leave, system_processes
 
 _LOOPBACK = replaces(
@@ -100,6 +101,7 @@ def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple)
         _join_or_start(config, known)
         watch = RayWatch(ray.get_runtime_context().gcs_address, system_processes(), last_words)
         watch.start()
+        hold_silent_exits()
         try:
             _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
             yield

@@ -37,6 +37,8 @@ with one_sentence(debug=False), ray_cluster(config, lambda: ["; last checkpoint:
     for child in psutil.Process().children():
         if child.name() == victim:
             child.send_signal(number)
+    while sys.argv[4:]:
+        ray.put(bytes(2**20))
     ray.get(sleeper.sleep.remote(200))
 """
 
@@ -55,9 +57,12 @@ def run_script(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("process", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
-def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str) -> None:
-    code, output = run_script(process, "SIGKILL", "0")
+@pytest.mark.parametrize(
+    ("process", "name", "meanwhile"),
+    [("raylet", "raylet", ()), ("raylet", "raylet", ("storing objects",)), ("gcs_server", "GCS", ())],
+)
+def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str, meanwhile: tuple[str, ...]) -> None:
+    code, output = run_script(process, "SIGKILL", "0", *meanwhile)
     assert code == 2, output
     (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert sentence.startswith(f"error: ray: the {name} of this machine (pid ")
