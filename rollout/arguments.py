@@ -30,6 +30,8 @@ _RESERVED = {
     "enable_multimodal": None,
     "enable_return_routed_experts": "algorithm.routing_replay",
     "enable_memory_saver": "ray.sleep",
+    "nccl_port": None,
+    "dist_init_addr": None,
 }
 
 

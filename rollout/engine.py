@@ -69,6 +69,14 @@ relies_on(
     drop_when="SGLang answers with partial responses that cost no more than whole ones",
 )
 
+relies_on(
+    "sglang.srt.distributed.bootstrap:_resolve_dist_init_method",
+    texts=("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",),
+    why="a file takes the place of a port where tensor-parallel ranks meet",
+    drop_when="an argument of SGLang's server names the place",
+)
+
+_MEETING_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _LIVENESS_SECONDS = 0.5
 _STOPPED_LOOKS = 3  # a debugger may stop a process for a moment
@@ -495,3 +503,5 @@ def _use_own_temporary_folder(instance: str) -> None:
     folder = cleanup.claim_directory(instance)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)
+    # SGLang's ranks meet in a file: of a port that it chooses, any address of the machine would listen, seconds later.
+    os.environ[_MEETING_VARIABLE] = (folder / "store").as_uri()

@@ -6,7 +6,7 @@ from typing import Any
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
-from rollout.sglang_patches import first_token, store_address
+from rollout.sglang_patches import first_token
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import receiver as weight_receiver
 
@@ -22,7 +22,6 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     install_in_scheduler()
     check_sglang_version()
     avoid_named_semaphores()
-    store_address.install()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from rollout.sglang_patches import cpu_patches
 

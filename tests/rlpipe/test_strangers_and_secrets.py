@@ -103,22 +103,6 @@ def test_the_store_of_the_actor_listens_at_its_address() -> None:
     assert store.get("key") == b"value"
 
 
-def test_a_store_of_sglang_listens_at_its_address() -> None:
-    program = (
-        "import psutil\n"
-        "from rollout.sglang_patches import store_address\n"
-        "store_address.install()\n"
-        "import importlib, socket\n"
-        "s = socket.socket(); s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]; s.close()\n"
-        "r = importlib.import_module('torch.distributed.rendezvous')\n"
-        "store, *_ = next(r.rendezvous(f'tcp://127.0.0.1:{port}', 0, 1))\n"
-        "print(*{c.laddr.ip for c in psutil.Process().net_connections('inet') if c.status == 'LISTEN'})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert found.stdout.split() == ["127.0.0.1"], found.stderr
-
-
 @pytest.mark.parametrize(
     "override",
     ["reward.options.api_key=abcd", "reward.options={api_key: abcd}", "reward.options.url=http://user:abcd@host"],
