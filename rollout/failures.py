@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from rlpipe.shared.errors import ModelError, ResourceError, RlpipeError, RolloutError
+from rlpipe.shared.errors import EngineFailure, ModelError, ResourceError, RlpipeError, RolloutError
 from rollout.arguments import EngineSetup
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 20
 _SEARCHED_LINES = 200
 _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|memory pool size is too small", re.I)
-_PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|not available)", re.I)
+_KILLED = re.compile(r"died during initialization \(exit code: (-\d+)\)")  # by a signal, out of memory for instance
 _EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)$")
 
 
@@ -28,13 +28,13 @@ def log_tail(path: str, lines: int = _TAIL_LINES) -> str:
 
 
 def start_failure(setup: EngineSetup, error: BaseException) -> RlpipeError:
-    """The error of an engine that did not start, from SGLang's exception and its log."""
+    """The error of an engine that did not start, from SGLang's exception and its log: EngineFailure where somebody else
+    ended a process of it."""
     text = f"{log_tail(setup.log_path, lines=_SEARCHED_LINES)}\n{error}"
     who = f"engine {setup.index}"
-    if _PORT_TAKEN.search(text):
-        return ResourceError(
-            f"{who} could not start: a port that it needs is taken ({_last_exception(text)}); free the port or "
-            f"choose another under rollout.engine.sglang; log: {setup.log_path}"
+    if killed := _KILLED.search(str(error)):
+        return EngineFailure(
+            f"{who} died while it started: SGLang's process ended with exit code {killed[1]}; log: {setup.log_path}"
         )
     if _NO_MEMORY.search(text):
         return ResourceError(

@@ -11,12 +11,15 @@ from typing import Any
 
 from rlpipe.config.fault import FaultConfig
 from rlpipe.shared.errors import EngineFailure, RlpipeError
+from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.remote import WorkerAddress
 from rollout.arguments import EngineSetup
 from rollout.healing import FaultCounts
 from rollout.partial_response import PartialResponse
+from rollout.requests import EngineHealth
 
 _HOUR_SECONDS = 3600.0
+_LOOK_EVERY_SECONDS = 0.5
 
 
 class EngineState(Enum):
@@ -33,13 +36,14 @@ class RunningEngine:
     """One engine from its start to its end.
 
     progress: of its running requests, what it has told so far. lost_at: moment of `time.monotonic`. ended: nothing of
-    it is left.
+    it is left. health: as it was when it had started.
     """
 
     setup: EngineSetup
     actor: Any
     state: EngineState = EngineState.STARTING
     address: WorkerAddress | None = None
+    health: EngineHealth | None = None
     progress: dict[str, PartialResponse] = field(default_factory=dict)
     failure: EngineFailure | None = None
     lost_at: float = 0.0
@@ -140,12 +144,12 @@ class Fleet:
         with self._lock:
             self._engines[lost.index] = engine
 
-    def has_started(self, engine: RunningEngine, state: EngineState) -> None:
+    def has_started(self, engine: RunningEngine, health: EngineHealth | None, state: EngineState) -> None:
         """It is up, and serves or awaits weights. Does nothing for a lost one."""
         with self._lock:
             if engine.state is EngineState.LOST:
                 return
-            engine.state = state
+            engine.state, engine.health = state, health
         self._tell()
 
     def serve(self, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
@@ -157,6 +161,15 @@ class Fleet:
         if new:
             self._tell()
         return new
+
+    def wait_until_up(self) -> list[EngineHealth]:
+        """How the engines were when they had started, once all are up at the same time. Raises as `check` does."""
+        with self._changed:
+            while len(up := [engine.health for engine in self.up() if engine.health]) < len(self._engines):
+                self.check()
+                self._changed.wait(_LOOK_EVERY_SECONDS)
+                raise_if_requested()
+        return up
 
     def wait_for_starts(self, seconds: float) -> None:
         """Returns once no engine is starting."""

@@ -64,9 +64,9 @@ class EngineCalls:
 class RolloutPool:
     """Engines as Ray actors named `rollout-engine-<pool>e<index>`.
 
-    Once they are ready, an engine that is lost is replaced by another, as far as `fault.engine_restarts` allows; calls
-    leave it out meanwhile. The failure that no restart is left for is raised by all calls, as an RlpipeError of one
-    sentence (plus the last lines of the log); afterwards only `stop` is useful. Every call has a deadline.
+    An engine that is lost, be it while it starts, is replaced by another, as far as `fault.engine_restarts` allows;
+    calls leave it out meanwhile. The failure that no restart is left for is raised by all calls, as an RlpipeError of
+    one sentence (plus the last lines of the log); afterwards only `stop` is useful. Every call has a deadline.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class RolloutPool:
         self._supervisor = Supervisor(
             self._fleet, self, config.fault, config.deadlines.start_seconds, say=say, on_fault=on_fault
         )
+        self._supervisor.start()
 
     @classmethod
     def start(
@@ -121,20 +122,11 @@ class RolloutPool:
         return RunningEngine(setup, _actor(setup, self._placement, gpus))
 
     def wait_until_ready(self) -> tuple[EngineHealth, ...]:
-        """Blocks until every engine can answer. Raises the first engine's error, for instance ResourceError.
+        """Blocks until every engine can answer. Raises what an engine finds wrong, for instance ResourceError.
 
-        From then on lost engines are replaced. Called again, it tells how the engines were when they had started.
+        Called again, it tells how the engines were when they had started.
         """
-        if self._ready:
-            return self._ready
-        deadline = self._config.deadlines.start_seconds
-        engines = self._fleet.all()
-        self._take_addresses(engines, deadline)
-        references = tuple(engine.start_reference for engine in engines)
-        self._ready = tuple(self.gather(EngineCalls(tuple(engines), references), deadline, "starting rollout engines"))
-        for engine in engines:
-            self._fleet.has_started(engine, EngineState.SERVING)
-        self._supervisor.start()
+        self._ready = self._ready or tuple(self._fleet.wait_until_up())
         return self._ready
 
     def generate(
@@ -288,7 +280,7 @@ class RolloutPool:
         """Results of `calls`, one per engine, or the first error of one."""
         results: dict[RunningEngine, Any] = {}
         for engine, result in self._answers(calls, deadline_seconds, phase):
-            if isinstance(result, EngineFailure) and engine.state is not EngineState.STARTING:
+            if isinstance(result, EngineFailure):
                 self._fleet.report(engine, result)
                 self._fleet.check()
             if isinstance(result, RlpipeError):
@@ -423,19 +415,6 @@ class RolloutPool:
                 too_late = deadline_error(addresses, deadline_seconds, phase)
                 yield from ((engine, too_late) for engine in late)
                 return
-
-    def _take_addresses(self, engines: Sequence[RunningEngine], deadline_seconds: float) -> None:
-        try:
-            addresses = ray.get([engine.address_reference for engine in engines], timeout=deadline_seconds)
-        except ray.exceptions.GetTimeoutError:
-            raise RolloutError(
-                f"Ray did not place {len(engines)} rollout engines within {deadline_seconds:g} seconds; "
-                "see `ray status` for free CPUs and GPUs"
-            ) from None
-        except ray.exceptions.RayError as error:
-            raise self.translate(engines[0], error) from None
-        for engine, address in zip(engines, addresses, strict=True):
-            engine.address = address
 
     def _requests_per_engine(self) -> int:
         return int(self._config.rollout.engine.max_running_requests * _QUEUE_SHARE) + 1

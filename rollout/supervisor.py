@@ -10,13 +10,16 @@ from typing import Any, Protocol
 import ray
 
 from rlpipe.config.fault import FaultConfig
-from rlpipe.shared.errors import EngineFailure, RlpipeError, RolloutError
-from rlpipe.shared.remote import on_node
+from rlpipe.model.hub import model_folder
+from rlpipe.model.weight_checks import check_finite
+from rlpipe.shared.errors import EngineFailure, ModelError, RlpipeError, RolloutError
+from rlpipe.shared.remote import deadline_error, on_node
 from rollout.arguments import EngineSetup, replacement
 from rollout.cleanup import end_engine, has_stopped_process
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import Fault, Pulse
 from rollout.partial_response import PartialResponse
+from rollout.requests import EngineHealth
 
 _LOOK_SECONDS = 0.1
 
@@ -67,13 +70,16 @@ class Supervisor:
         self._on_fault = on_fault
         self._probes: dict[RunningEngine, _Probes] = {}
         self._starts: dict[RunningEngine, tuple[float, float]] = {}  # when it began, and was looked at last
+        self._started: set[int] = set()  # engines that have started at least once
         self._faults: dict[RunningEngine, Fault] = {}
+        self._has_checked_model = False
         self._may_start = True
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def start(self) -> None:
+        """Follow the engines from now on, their first start included."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -119,14 +125,26 @@ class Supervisor:
             self._tell_loss(engine)
             self._end(engine)
             engine.ended = True
+            self._check_model(engine)
         with self._lock:
-            if not self._may_start or self._stopping.is_set():
+            if not self._may_start or self._stopping.is_set() or self._fleet.end is not None:
                 return
             new = self._starter.launch(replacement(engine.setup, self._starter.holds_sent_weights))
             self._starts[new] = (time.monotonic(), 0.0)
             self._faults[new] = self._faults.pop(engine)
             self._fleet.replace(engine, new)
         self._fleet.counts.add(engine_restarts=1)
+
+    def _check_model(self, engine: RunningEngine) -> None:
+        """With a model folder that holds a NaN, every engine fails that samples with it. Looked at once, before sent
+        weights have taken its place."""
+        if self._has_checked_model or self._starter.holds_sent_weights:
+            return
+        self._has_checked_model = True
+        try:
+            check_finite(model_folder(engine.setup.model_path))
+        except ModelError as error:
+            self._fleet.give_up(error)
 
     def _tell_loss(self, engine: RunningEngine) -> None:
         reason = str(engine.failure).splitlines()[0].removesuffix("; its last lines:")
@@ -150,34 +168,40 @@ class Supervisor:
         ray.kill(engine.actor)
 
     def _follow_start(self, engine: RunningEngine) -> None:
-        began, looked = self._starts.get(engine, (time.monotonic(), 0.0))
+        began, looked = self._starts.setdefault(engine, (time.monotonic(), 0.0))
         try:
             if engine.address is None and _is_ready(engine.address_reference):
                 engine.address = ray.get(engine.address_reference)
             if _is_ready(engine.start_reference):
-                ray.get(engine.start_reference)
-                self._has_started(engine)
+                self._has_started(engine, ray.get(engine.start_reference))
                 return
         except ray.exceptions.RayError as error:
-            failure = self._starter.translate(engine, error)
-            self._fleet.report(engine, EngineFailure(f"engine {engine.index} did not start again: {failure}"))
+            self._start_failed(engine, self._starter.translate(engine, error))
             return
         now = time.monotonic()
         if now - began > self._start_seconds:
-            reason = f"engine {engine.index} did not start again within {self._start_seconds:g} seconds"
-            self._fleet.report(engine, EngineFailure(f"{reason}; log: {engine.setup.log_path}"))
+            self._start_failed(engine, _late_start(engine, self._start_seconds))
         elif now - looked > self._fault.engine_probe_seconds:
             self._starts[engine] = (began, now)
             if self._is_stopped(engine):
                 self._fleet.report(engine, EngineFailure(f"engine {engine.index} was stopped while it started"))
 
-    def _has_started(self, engine: RunningEngine) -> None:
+    def _start_failed(self, engine: RunningEngine, failure: RlpipeError) -> None:
+        """A process may end by chance; what an engine says that has never started would be said again."""
+        if engine.index not in self._started and not isinstance(failure, EngineFailure):
+            self._fleet.give_up(failure)
+            return
+        again = " again" if engine.setup.restart else ""
+        self._fleet.report(engine, EngineFailure(f"engine {engine.index} did not start{again}: {failure}"))
+
+    def _has_started(self, engine: RunningEngine, health: EngineHealth) -> None:
         self._starts.pop(engine, None)
+        self._started.add(engine.index)
         fault = self._faults.get(engine)
         if fault is not None:
             self._faults[engine] = replace(fault, started=time.time())
         waits = engine.setup.awaits_weights
-        self._fleet.has_started(engine, EngineState.AWAITING_WEIGHTS if waits else EngineState.SERVING)
+        self._fleet.has_started(engine, health, EngineState.AWAITING_WEIGHTS if waits else EngineState.SERVING)
 
     def _note_healed(self, engine: RunningEngine) -> None:
         fault = self._faults.pop(engine, None)
@@ -237,6 +261,15 @@ class Supervisor:
             return on_node(engine.address.node_id, has_stopped_process, engine.address.pid)
         except ray.exceptions.RayError:
             return False  # its own calls will tell that the node is gone
+
+
+def _late_start(engine: RunningEngine, seconds: float) -> RlpipeError:
+    if engine.address is None:
+        return RolloutError(
+            f"Ray did not place rollout engine {engine.index} within {seconds:g} seconds; see `ray status` for free "
+            "CPUs and GPUs"
+        )
+    return deadline_error([engine.address], seconds, f"starting rollout engine {engine.index}")
 
 
 def _is_ready(reference: Any) -> bool:

@@ -1,11 +1,12 @@
 """Engines that cannot start: one sentence each, and nothing left running."""
 
-import socket
 from contextlib import suppress
 
 import psutil
 import pytest
 from rollout_models import save_dense
+from rollout_requests import make_requests
+from safetensors.torch import load_file, save_file
 
 from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError
 from rollout.pool import RolloutPool
@@ -27,17 +28,6 @@ def start_error(config, folder, logs) -> RlpipeError:
     assert sglang_processes() <= before
     assert "\n" not in str(caught.value)
     return caught.value
-
-
-@pytest.mark.slow
-def test_a_taken_port(ray_session, config_of, dense_folder, tmp_path):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        error = start_error(config_of(sglang={"nccl_port": port}), dense_folder, tmp_path)
-    assert isinstance(error, ResourceError)
-    assert "a port that it needs is taken" in str(error)
 
 
 def test_no_memory_for_the_kv_pool(ray_session, config_of, dense_folder, tmp_path):
@@ -63,3 +53,16 @@ def test_an_unknown_sglang_argument_names_the_nearest(ray_session, config_of, de
     error = start_error(config_of(sglang={"schedule_polcy": "fcfs"}), dense_folder, tmp_path)
     assert isinstance(error, ConfigError)
     assert "did you mean 'schedule_policy'?" in str(error)
+
+
+@pytest.mark.slow
+def test_a_model_with_a_nan_is_named_where_an_engine_fails_with_it(ray_session, config_of, tmp_path):
+    folder = save_dense(tmp_path / "model", seed=0)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with RolloutPool.start(config_of(), str(folder), log_directory=str(tmp_path)) as pool:
+        pool.wait_until_ready()
+        with pytest.raises(ModelError, match=rf"{name} in .* holds values that are not finite"):
+            pool.generate(make_requests(2, new_tokens=4), deadline_seconds=300)

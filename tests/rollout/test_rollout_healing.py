@@ -135,7 +135,7 @@ def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
             fleet.report(lost, EngineFailure(f"lost at {moment}"))
         new = _engine(0)
         fleet.replace(lost, new)
-        fleet.has_started(new, EngineState.AWAITING_WEIGHTS)
+        fleet.has_started(new, None, EngineState.AWAITING_WEIGHTS)
         assert fleet.serve([new]) == [new]
     # Within the hour before the last one there were two, at 10 and at 3605 seconds.
     with pytest.raises(EngineFailure, match=r"lost at 3609"):
