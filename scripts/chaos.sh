@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Disturbs whole runs on schedule and looks at what they made (tests/chaos/), then measures how fast lost engines are
-# noticed and healed. Takes half an hour on two cores.
+# noticed and healed, and the memory of a long run. Takes two hours on two cores.
 #
 #   bash scripts/chaos.sh [pytest arguments]
 set -euo pipefail
@@ -10,3 +10,4 @@ bash scripts/setup.sh dev
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 python -m pytest tests/chaos "$@"
 python -m tests.chaos.healing_times
+python -m tests.chaos.memory_growth

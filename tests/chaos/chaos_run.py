@@ -1,7 +1,7 @@
-"""A training run that is disturbed on schedule: `chaos_run.py SCHEDULE.json RECORD.jsonl CONFIG [KEY=VALUE]...`.
+"""`chaos_run.py SCHEDULE.json RECORD.jsonl CONFIG [ARGUMENT]...`: `rlpipe train`, disturbed on schedule.
 
-The schedule is a list of strikes (chaos_schedule.py). A strike is armed when its phase begins in its iteration, and
-ends or stops processes of the run a moment later. The record gets a row for every strike, every started engine and
+The schedule is a list of strikes (chaos_schedule.py). A strike is armed when its phase, or task of the start, begins,
+and ends or stops processes of the run a moment later. The record gets a row for every strike, every started engine and
 every batch that is trained.
 """
 
@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import typer
 
-from rlpipe.commands.environment import set_defaults
-from rlpipe.config.load import load_config
+from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line
-from rlpipe.shared import interrupts
 from rlpipe.training.iteration import IterationRecord
-from rlpipe.training.learner import Learner
-from rollout.pool import RolloutPool
 from tests.chaos.chaos_schedule import SIGNALS, TITLES, Strike
 from tests.rlpipe.run_support import MARK, marked_processes
 
@@ -34,25 +29,35 @@ class Chaos:
     """Wraps what the driver does, and strikes when it is due."""
 
     def __init__(self, strikes: list[Strike], record: Path) -> None:
+        from rollout.pool import RolloutPool
+
         self._strikes, self._record = strikes, record
-        self._iteration = 0
+        self._iteration: int | None = None
         self._watch_phases()
+        self._watch_tasks()
         self._watch_calls(RolloutPool, "sleep")
         self._watch_calls(RolloutPool, "wake")
         self._note_results()
 
-    def begin(self, phase: str) -> None:
-        """A phase begins, or a call that stands for one."""
-        for strike in [one for one in self._strikes if (one.iteration, one.phase) == (self._iteration, phase)]:
+    def begin(self, iteration: int | None, words: str) -> None:
+        """A phase begins, a task of the start, or a call that stands for a phase."""
+        for strike in [one for one in self._strikes if one.is_due(iteration, words)]:
             self._strikes.remove(strike)
-            threading.Timer(strike.delay_seconds, self._strike, (strike,)).start()
+            timer = threading.Timer(strike.delay_seconds, self._strike, (strike,))
+            timer.daemon = True
+            timer.start()
 
     def _strike(self, strike: Strike) -> None:
+        if strike.iteration is None and not _victims(strike):  # of the start; they are there in a moment
+            end = time.monotonic() + 120
+            while not _victims(strike) and time.monotonic() < end:
+                time.sleep(0.05)
+            time.sleep(strike.delay_seconds)
         for process in _victims(strike):
             with contextlib.suppress(psutil.NoSuchProcess):
-                row = {"strike": strike.name, "pid": process.pid, "time": time.time()}
+                process.status()
+                append_json_line(self._record, {"strike": strike.name, "pid": process.pid, "time": time.time()})
                 process.send_signal(SIGNALS[strike.how])
-                append_json_line(self._record, row)
 
     def _watch_phases(self) -> None:
         phase = IterationRecord.phase
@@ -60,23 +65,37 @@ class Chaos:
         @contextlib.contextmanager
         def watched(record: IterationRecord, name: str) -> Iterator[None]:
             self._iteration = record.number
-            self.begin(name)
+            self.begin(record.number, name)
             with phase(record, name):
                 yield
 
         IterationRecord.phase = watched  # type: ignore[method-assign,assignment]
+
+    def _watch_tasks(self) -> None:
+        task = Console.task
+
+        @contextlib.contextmanager
+        def watched(console: Console, text: str) -> Iterator[None]:
+            self.begin(None, text)
+            with task(console, text):
+                yield
+
+        Console.task = watched  # type: ignore[method-assign,assignment]
 
     def _watch_calls(self, owner: type, method: str) -> None:
         original = getattr(owner, method)
 
         @functools.wraps(original)
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            self.begin(method)
+            self.begin(self._iteration, method)
             return original(*arguments, **keywords)
 
         setattr(owner, method, watched)
 
     def _note_results(self) -> None:
+        from rlpipe.training.learner import Learner
+        from rollout.pool import RolloutPool
+
         launch, pack = RolloutPool.launch, Learner.pack
 
         def noted_launch(pool: RolloutPool, setup: Any) -> Any:
@@ -94,28 +113,26 @@ class Chaos:
 
 def _victims(strike: Strike) -> list[psutil.Process]:
     """In the order of their process ids; `strike.which` of them, or all."""
+    if strike.victim == "driver":
+        return [psutil.Process()]
     found = []
     for process in marked_processes(os.environ[MARK]):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any(title in " ".join([process.name(), *process.cmdline()]) for title in TITLES[strike.victim]):
+            if TITLES[strike.victim] in " ".join([process.name(), *process.cmdline()]):
                 found.append(process)
     found.sort(key=lambda process: process.pid)
-    return found if strike.which is None else found[strike.which : strike.which + 1]
+    return found if strike.which is None else found[strike.which :][:1]
 
 
 def main() -> None:
-    schedule, record, config, *overrides = sys.argv[1:]
-    set_defaults()
-    interrupts.install()
-    Chaos([Strike(**row) for row in json.loads(Path(schedule).read_text())], Path(record))
-    from rlpipe.cli import one_sentence
-    from rlpipe.training.train import train
+    schedule, record, *arguments = sys.argv[1:]
+    from rlpipe.cli import main as command_line
+    from rlpipe.commands.environment import set_defaults
 
-    try:
-        with one_sentence(debug=False):
-            train(load_config(config, overrides))
-    except typer.Exit as end:
-        raise SystemExit(end.exit_code) from None
+    set_defaults()
+    Chaos([Strike(**row) for row in json.loads(Path(schedule).read_text())], Path(record))
+    sys.argv = ["rlpipe", "train", *arguments]
+    command_line()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,30 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.chaos.chaos_schedule import Strike
-from tests.rlpipe.run_support import MARK, PROJECT, assert_no_process_is_left, metric_rows, run_arguments
+from tests.rlpipe.run_support import (
+    MARK,
+    PROJECT,
+    UNTRACKED,
+    assert_no_process_is_left,
+    metric_rows,
+    run_arguments,
+    run_command,
+)
+
+LAYOUTS = {
+    "one process": (),
+    "two tensor ranks": ("actor.processes=2", "actor.parallel.tensor=2"),
+    "two pipeline stages": ("actor.processes=2", "actor.parallel.pipeline=2", "prepare.policy.layers=2"),
+    "shared memory": ("ray.colocate=true", "ray.sleep=always"),
+}
+"""Of the actor."""
 
 UNEQUAL = ("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "weight_sync/gigabytes")
 """Metrics of time, memory and losses, by how their names begin; all others are promised bit by bit."""
@@ -23,6 +40,7 @@ class DisturbedRun:
     folder: Path
     code: int
     output: str
+    seconds: float
     rows: list[dict]
     record: list[dict]
     faults: list[dict]
@@ -42,16 +60,29 @@ class DisturbedRun:
         return min(later, key=lambda fault: fault["noticed"], default=None)
 
 
+def chaos_arguments(folder: Path, *settings: str) -> list[str]:
+    """Of the small run in `folder`. Runs beside each other share policies of the same shape."""
+    shape = "".join(f"-{one.replace('=', '-')}" for one in settings if one.startswith("prepare.policy."))
+    return run_arguments(folder, *UNTRACKED, f"model.path={folder.parent}/policy{shape}", *settings)
+
+
 def disturbed_run(folder: Path, strikes: Sequence[Strike], *settings: str, seconds: float = 800) -> DisturbedRun:
-    """Runs the small run in `folder` to its end, whatever that is."""
+    """Runs the small run in `folder` to its end, whatever that is; it leaves no process."""
     folder.mkdir(parents=True, exist_ok=True)
     schedule, record = folder / "schedule.json", folder / "record.jsonl"
     schedule.write_text(json.dumps([asdict(strike) for strike in strikes]))
-    mark = uuid.uuid4().hex
+    mark, begin = uuid.uuid4().hex, time.monotonic()
     planted = PROJECT / "tests/chaos/planted"
     search = os.pathsep.join(filter(None, [str(planted), str(PROJECT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos.chaos_run", str(schedule), str(record), *run_arguments(folder, *settings)],
+        [
+            sys.executable,
+            "-m",
+            "tests.chaos.chaos_run",
+            str(schedule),
+            str(record),
+            *chaos_arguments(folder, *settings),
+        ],
         cwd=PROJECT,
         env={**os.environ, MARK: mark, "PYTHONPATH": search},
         stdout=subprocess.PIPE,
@@ -61,9 +92,10 @@ def disturbed_run(folder: Path, strikes: Sequence[Strike], *settings: str, secon
     )
     output, _ = process.communicate(timeout=seconds)
     assert_no_process_is_left(mark)
-    run = folder / "small"
+    assert "Traceback" not in output, output
+    run, took = folder / "small", time.monotonic() - begin
     rows = metric_rows(run) if (run / "metrics.jsonl").exists() else []
-    return DisturbedRun(run, process.returncode, output, rows, _rows(record), _rows(run / "logs/faults.jsonl"))
+    return DisturbedRun(run, process.returncode, output, took, rows, _rows(record), _rows(run / "logs/faults.jsonl"))
 
 
 def assert_healed(run: DisturbedRun, undisturbed: DisturbedRun | None, iterations: int) -> None:
@@ -72,13 +104,23 @@ def assert_healed(run: DisturbedRun, undisturbed: DisturbedRun | None, iteration
     assert [row["iteration"] for row in run.rows] == list(range(iterations + 1))
     assert len(run.trained) == len(set(run.trained)) == sum(row.get("rollout/samples_count", 0) for row in run.rows)
     assert_no_file_is_left(run)
-    if undisturbed is None:
-        return
-    assert run.trained == undisturbed.trained
-    for row, expected in zip(run.rows, undisturbed.rows, strict=True):
+    if undisturbed is not None:
+        assert run.trained == undisturbed.trained
+        assert_same_bits(run.folder, undisturbed.folder)
+
+
+def assert_resumed(folder: Path, undisturbed: DisturbedRun, *settings: str) -> None:
+    """What is left of a run in `folder` goes on, and ends with the bits of `undisturbed`."""
+    run_command("train", *chaos_arguments(folder, *settings), "--requeued")
+    assert_same_bits(folder / "small", undisturbed.folder)
+
+
+def assert_same_bits(run: Path, undisturbed: Path) -> None:
+    """Every row once, with the same metrics, samples and policy."""
+    for row, expected in zip(metric_rows(run), metric_rows(undisturbed), strict=True):
         assert _promised(row) == _promised(expected)
     for name in ("policy/model.safetensors", "samples.jsonl"):
-        assert (run.folder / name).read_bytes() == (undisturbed.folder / name).read_bytes()
+        assert (run / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 def assert_no_file_is_left(run: DisturbedRun) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.chaos.chaos_schedule import ROLLOUT, SIGNALS, Strike
 from tests.chaos.chaos_support import DisturbedRun, disturbed_run
-from tests.rlpipe.run_support import UNTRACKED
 
 KINDS = [(victim, how, phase) for phase in ("rollout", "train") for victim in ROLLOUT for how in SIGNALS]
 
@@ -17,7 +16,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         strikes = [Strike(*kind, iteration, 0.1) for iteration, kind in enumerate(KINDS, start=1)]
         settings = (f"run.iterations={len(KINDS) + 1}", "rollout.engines=2", "rollout.max_response_tokens=160")
-        run = disturbed_run(Path(folder) / "run", strikes, *settings, "fault.engine_restarts=50", *UNTRACKED)
+        run = disturbed_run(Path(folder) / "run", strikes, *settings, "fault.engine_restarts=50")
     print(table(run))
 
 

@@ -1,108 +1,89 @@
 """Actors, graders, Ray and drivers that are killed or stopped in a named phase or task of the start."""
 
 import itertools
-import os
 import random
-import signal
-import subprocess
-import sys
-import uuid
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 
-from tests.chaos.layouts import LAYOUTS, arguments_of, assert_same
-from tests.rlpipe.run_support import (
-    MARK,
-    PROJECT,
-    assert_no_process_is_left,
-    metric_rows,
-    run_command,
+from tests.chaos.chaos_schedule import SIGNALS, STARTS, Strike
+from tests.chaos.chaos_support import LAYOUTS, assert_resumed, assert_same_bits, disturbed_run
+from tests.rlpipe.run_support import metric_rows
+
+PHASES = (
+    ("eval", 0),
+    ("rollout", 1),
+    ("train", 2),
+    ("weight_sync", 2),
+    ("eval", 2),
+    ("checkpoint", 2),
+    ("train", 3),
+    ("checkpoint", 4),
 )
-
-STARTS = ("starting engines", "starting the actor", "warm start", "waiting for the engines", "sending weights")
-PHASES = ("0:eval", "1:rollout", "2:train", "2:weight_sync", "2:eval", "2:checkpoint", "3:train", "4:checkpoint")
-HEALS = ("fault.actor_restarts=2", "fault.probe_seconds=1")
-
-SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
-ACTOR_STRIKES = list(itertools.product(LAYOUTS, SIGNALS, (*STARTS[2:], *PHASES)))
+TASKS = tuple((task, None) for task in STARTS)
+HEALS = ("fault.actor_restarts=3", "fault.probe_seconds=1")
+RAY = (("raylet", "kill"), ("gcs", "kill"), ("raylet", "stop"), ("gcs", "stop"))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Of each layout the folder of a whole run."""
-    found = {}
-    for layout in LAYOUTS:
-        folder = tmp_path_factory.mktemp("undisturbed")
-        run_command("train", *arguments_of(layout, folder))
-        found[layout] = folder / "small"
-    return found
+def drawn(seed: int, kinds: Iterable[tuple], count: int) -> list[tuple]:
+    return random.Random(seed).sample(list(kinds), count)
 
 
-def struck(
-    folder: Path, strike: tuple[str, str, int, signal.Signals, float], *more: str, layout: str = "one process"
-) -> tuple[int, str]:
-    """Exit code and output of a run that has met `strike`."""
-    mark = uuid.uuid4().hex
-    words = [strike[0], strike[1], str(strike[2]), strike[3].name, str(strike[4])]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.struck_train", *words, *arguments_of(layout, folder, *more)],
-        cwd=PROJECT,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-    )
-    assert_no_process_is_left(mark)
-    assert "strike: " in done.stdout
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.returncode, done.stdout
+def name_of(value: object) -> str:
+    return "-".join(str(one) for one in value if one is not None) if isinstance(value, tuple) else str(value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "number", "where"), random.Random(0).sample(ACTOR_STRIKES, 24))
-def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout, number, where):
-    which = 0 if where in STARTS else -1
-    code, output = struck(tmp_path, (where, "actor", which, number, 0.02), *HEALS, layout=layout)
-    assert code == 0, output
-    assert_same(undisturbed[layout], tmp_path / "small")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout, seed):
+    """Its last process while it trains, its first one in the start, three times."""
+    kinds = drawn(seed + 2 * list(LAYOUTS).index(layout), itertools.product(SIGNALS, (*TASKS[3:], *PHASES)), 3)
+    strikes = [Strike("actor", how, *where, 0.02, which=0 if where in TASKS else -1) for how, where in kinds]
+    run = disturbed_run(tmp_path, strikes, *LAYOUTS[layout], *HEALS)
+    assert run.code == 0, run.output
+    assert {row["strike"] for row in run.strikes} == {strike.name for strike in strikes}
+    assert_same_bits(run.folder, undisturbed(*LAYOUTS[layout]).folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["0:eval", "1:rollout", "3:rollout"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_grader_costs_no_sample(undisturbed, tmp_path, number, where):
-    code, output = struck(tmp_path, (where, "grader", 0, number, 0.05), "reward.timeout_seconds=3")
-    assert code == 0, output
-    assert_same(undisturbed["one process"], tmp_path / "small")
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_lost_grader_costs_no_sample(undisturbed, tmp_path, how):
+    strikes = [Strike("grader", how, *where, 0.05) for where in (("eval", 0), ("rollout", 1), ("rollout", 3))]
+    run = disturbed_run(tmp_path, strikes, "reward.timeout_seconds=3")
+    assert run.code == 0, run.output
+    assert len(run.strikes) == len(strikes)
+    assert_same_bits(run.folder, undisturbed().folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [STARTS[0], STARTS[2], "1:rollout", "3:train", "3:eval"])
 @pytest.mark.parametrize(
-    ("victim", "number"), [("raylet", signal.SIGKILL), ("gcs", signal.SIGKILL), ("raylet", signal.SIGSTOP)]
+    ("kind", "where"),
+    drawn(0, itertools.product(RAY, (TASKS[1], TASKS[3], ("rollout", 1), ("train", 3), ("eval", 3))), 12),
+    ids=name_of,
 )
-def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, victim, number, where):
-    code, output = struck(tmp_path, (where, victim, 0, number, 0.05))
-    assert code == 2, output
-    (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
+def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, kind, where):
+    victim, how = kind
+    run = disturbed_run(tmp_path, [Strike(victim, how, *where, 0.05)])
+    assert run.strikes
+    assert run.code == 2, run.output
+    (sentence,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
     assert f"the {'GCS' if victim == 'gcs' else 'raylet'} of this machine" in sentence
-    assert ("continue with --resume" in sentence) == (where[0] == "3")
-    run_command("train", *arguments_of("one process", tmp_path), "--requeued")
-    assert_same(undisturbed["one process"], tmp_path / "small")
+    assert ("continue with --resume" in sentence) == (where[1] == 3)
+    assert_resumed(tmp_path, undisturbed())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["starting Ray", *STARTS, *PHASES])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, number, where):
-    code, output = struck(tmp_path, (where, "driver", 0, number, 0.02))
-    if number is signal.SIGTERM:
-        assert code == 130, output
-        assert "interrupted; everything that was started is stopped; logs: " in output
-    if number is signal.SIGTERM and ":" in where:
-        (*_, last) = [0, *(row["iteration"] for row in metric_rows(tmp_path / "small"))]
-        assert f"iteration_{last:08d}; continue with --resume" in output
-    run_command("train", *arguments_of("one process", tmp_path), "--requeued")
-    assert_same(undisturbed["one process"], tmp_path / "small")
+@pytest.mark.parametrize(
+    ("how", "where"), drawn(0, itertools.product(("exit", "kill"), (*TASKS, *PHASES)), 12), ids=name_of
+)
+def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, how, where):
+    run = disturbed_run(tmp_path, [Strike("driver", how, *where, 0.02)])
+    assert run.strikes
+    if how == "exit":
+        assert run.code == 130, run.output
+        assert "interrupted; everything that was started is stopped; logs: " in run.output
+    if how == "exit" and where in PHASES:
+        (*_, last) = [0, *(row["iteration"] for row in metric_rows(run.folder))]
+        assert f"iteration_{last:08d}; continue with --resume" in run.output
+    assert_resumed(tmp_path, undisturbed())

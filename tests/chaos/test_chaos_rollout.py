@@ -1,15 +1,15 @@
 """Whole runs whose engines are killed, stopped and ended in every phase: nothing is lost, doubled or left behind."""
 
-from functools import cache
+import itertools
+import random
 
 import pytest
 
-from tests.chaos.chaos_schedule import PHASES, ROLLOUT, Strike, drawn_schedule
-from tests.chaos.chaos_support import DisturbedRun, assert_healed, disturbed_run
-from tests.rlpipe.run_support import UNTRACKED
+from tests.chaos.chaos_schedule import PHASES, ROLLOUT, SIGNALS, Strike, drawn_schedule
+from tests.chaos.chaos_support import assert_healed, disturbed_run
 
 ITERATIONS = 6
-LONGER = ("run.iterations=6", "rollout.max_response_tokens=160", "fault.engine_restarts=30", *UNTRACKED)
+LONGER = ("run.iterations=6", "rollout.max_response_tokens=160", "fault.engine_restarts=30")
 SLOW_WEIGHTS = 'ray.environment={"RLPIPE_CHAOS_BUCKET_SECONDS": "0.5"}'
 ONE, TWO = (), ("rollout.engines=2",)
 WIDE = ("rollout.engine.tensor_parallel=2",)
@@ -17,26 +17,21 @@ SHARED_MEMORY = ("ray.colocate=true", "ray.sleep=always")
 LAYOUTS = {"one engine": ONE, "two engines": TWO, "an engine of two processes": WIDE, "shared memory": SHARED_MEMORY}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+@pytest.fixture
+def whole(undisturbed):
     """By layout the same run without a strike. How many engines there are and where changes nothing; an engine of two
     processes rounds otherwise than one of one."""
-
-    @cache
-    def run(settings: tuple[str, ...]) -> DisturbedRun:
-        return disturbed_run(tmp_path_factory.mktemp("undisturbed"), [], *LONGER, *settings)
-
-    return lambda layout: run(WIDE if LAYOUTS[layout] == WIDE else ONE)
+    return lambda layout: undisturbed(*LONGER, *(WIDE if LAYOUTS[layout] == WIDE else ONE))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_drawn_schedule_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout, seed):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_drawn_schedule_leaves_the_bits_as_they_are(whole, tmp_path, layout, seed):
     phases = (*PHASES, "sleep", "wake") if layout == "shared memory" else PHASES
     strikes = drawn_schedule(seed, ROLLOUT, phases, ITERATIONS)
     run = disturbed_run(tmp_path, strikes, *LONGER, *LAYOUTS[layout])
-    assert_healed(run, undisturbed(layout), ITERATIONS)
+    assert_healed(run, whole(layout), ITERATIONS)
     assert run.strikes
     assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) > 0
 
@@ -45,12 +40,12 @@ def test_a_drawn_schedule_leaves_the_bits_as_they_are(undisturbed, tmp_path, lay
 @pytest.mark.parametrize("victim", ROLLOUT)
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("layout", ["two engines", "shared memory"])
-def test_an_engine_lost_between_two_buckets_of_weights(undisturbed, tmp_path, victim, how, layout):
+def test_an_engine_lost_between_two_buckets_of_weights(whole, tmp_path, victim, how, layout):
     """In the update before, in the middle of it, and right after it."""
     strikes = [Strike(victim, how, "weight_sync", 2 * index + 1, seconds) for index, seconds in enumerate((0, 0.9, 2))]
     small_buckets = ("weight_sync.bucket_bytes=1048576", SLOW_WEIGHTS)
     run = disturbed_run(tmp_path, strikes, *LONGER, *LAYOUTS[layout], *small_buckets)
-    assert_healed(run, undisturbed(layout), ITERATIONS)
+    assert_healed(run, whole(layout), ITERATIONS)
     assert len(run.strikes) == 3
 
 
@@ -80,14 +75,36 @@ def test_every_sample_is_trained_once_in_the_other_modes(tmp_path, mode, layout)
 
 
 @pytest.mark.slow
-def test_an_engine_that_answers_wrongly_is_replaced(undisturbed, tmp_path):
+def test_an_engine_that_answers_wrongly_is_replaced(whole, tmp_path):
     trigger = tmp_path / "wrong-once"
     trigger.touch()
     told = f'ray.environment={{"RLPIPE_CHAOS_WRONG_ANSWER": "{trigger}"}}'
     run = disturbed_run(tmp_path, [], *LONGER, told)
-    assert_healed(run, undisturbed("one engine"), ITERATIONS)
+    assert_healed(run, whole("one engine"), ITERATIONS)
     assert sum(row.get("fault/answers_refused_count", 0) for row in run.rows) == 1
     assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "how", "layout"),
+    random.Random(0).sample(list(itertools.product(ROLLOUT, SIGNALS, LAYOUTS)), 8),
+)
+def test_an_engine_lost_in_its_first_start_is_started_again(whole, tmp_path, victim, how, layout):
+    """While it loads."""
+    run = disturbed_run(tmp_path, [Strike(victim, how, "starting engines", None, 0.5)], *LONGER, *LAYOUTS[layout])
+    assert_healed(run, whole(layout), ITERATIONS)
+    assert len(run.faults) == len(run.strikes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("phase", ["rollout", "weight_sync"])
+def test_all_engines_lost_at_once(whole, tmp_path, how, phase):
+    strikes = [Strike("engine", how, phase, iteration, 0.1, which=None) for iteration in (2, 5)]
+    run = disturbed_run(tmp_path, strikes, *LONGER, *TWO)
+    assert_healed(run, whole("two engines"), ITERATIONS)
+    assert len(run.strikes) == 4
 
 
 @pytest.mark.slow

@@ -46,14 +46,19 @@ def run_arguments(folder: Path, *more: str, config: str = "configs/demo/arithmet
     return [config, *SMALL, *places, *more]
 
 
-def start_command(command: str, *arguments: str, mark: str = "", **environment: str) -> subprocess.Popen[str]:
+def start_command(
+    command: str, *arguments: str, mark: str = "", output: Path | None = None, **environment: str
+) -> subprocess.Popen[str]:
+    """output: file that gets what it prints; without it that has to be read from the process."""
     search = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search, **environment}
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "rlpipe", command, *arguments],
         cwd=PROJECT,
         env=environment,
-        stdout=subprocess.PIPE,
+        stdout=output.open("w") if output else subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
