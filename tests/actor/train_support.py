@@ -29,17 +29,18 @@ _COMMON = {
 }
 
 
-def write_policy(folder: Path, architecture: str) -> Path:
+def write_policy(folder: Path, architecture: str, layers: int = 4) -> Path:
     """A random tiny policy ("dense", "moe") in Hugging Face layout."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(1)
+    common = {**_COMMON, "num_hidden_layers": layers}
     if architecture == "moe":
         sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **sizes, tie_word_embeddings=False))
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **sizes, tie_word_embeddings=False))
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, tie_word_embeddings=architecture == "tied"))
+        model = Qwen3ForCausalLM(Qwen3Config(**common, tie_word_embeddings=architecture == "tied"))
     path = folder / architecture
     model.save_pretrained(path)
     return path

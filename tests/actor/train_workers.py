@@ -347,12 +347,12 @@ def policy_step_in_layouts(rank: int, count: int, paths: dict[str, Path], layout
 
 
 def few_packs(rank: int, count: int, path: Path, parallel: dict[str, Any]) -> dict[str, Any]:
-    """Steps of one to three packs, fewer than the interleaved schedule has virtual stages: (loss, norm) of each on the
+    """Steps of one to four packs, fewer than the interleaved schedule has virtual stages: (loss, norm) of each on the
     last stage, {} elsewhere; and who is named where a gradient overflows."""
     policy = trainer(path, count, parallel=parallel)
-    packs = split(whole_batch(), [[0, 5], [1, 2], [3, 4, 6, 7]])
+    packs = split(whole_batch(), [[0, 5], [1, 2], [3], [4, 6, 7]])
     found: dict[str, Any] = {}
-    for several in (1, 2, 3):
+    for several in (1, 2, 3, 4):
         scored = policy.logprobs(packs[:several], "policy")
         metrics = policy.train_step(packs[:several], POLICY).metrics
         found[f"{several}"] = [metrics.get("train/loss"), metrics["train/gradient_norm"], *map(np.sum, scored)]
