@@ -66,6 +66,8 @@ def call(name: str, response: str, label: str, options: Mapping[str, object], fa
     known = {**facts, "facts": facts}
     wanted = {fact: known[fact] for fact in _wanted_facts(grader) if fact in known}
     reward = grader(response, label, **{**wanted, **options})
+    if isinstance(reward, str | bytes):  # which Python would read as a number
+        raise TypeError(f"grader {name!r} gave a text for a score: {reward[:80]!r}")
     if not isinstance(reward, Reward):
         reward = Reward(float(reward), None, f"score of {name}")
     if not math.isfinite(reward.score):

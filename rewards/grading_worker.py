@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from rewards.grader_registry import call
@@ -21,6 +22,14 @@ from rewards.sandbox.inside.confine import forbid_signals
 _PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR_CHARACTERS = 500
 _MOST_LEFT_OPEN = 32
+_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_STACK,
+)
 
 
 def main(descriptor: int, memory_bytes: int) -> None:
@@ -34,7 +43,7 @@ def main(descriptor: int, memory_bytes: int) -> None:
     # Its import takes a second: paid here, in the background, and not within a response's time limit.
     importlib.import_module("rewards.answers.equivalence")
     process, channel = os.getpid(), WorkerChannel(descriptor)
-    fresh = _held()
+    fresh = _state()
     channel.send({"ready": True})
     while (body := channel.receive()) is not None:
         number, request = pickle.loads(body)  # nosec B301
@@ -65,18 +74,46 @@ def _text(error: BaseException) -> str:
         return "(an exception without text)"
 
 
-def _held() -> tuple[int, int, str]:
-    """Open descriptors, threads and folder: what a grader may leave behind for the next response."""
-    return len(os.listdir("/dev/fd")), threading.active_count(), os.getcwd()
+@dataclass(frozen=True)
+class _State:
+    """What a grader may leave behind for the next response. Libraries change none of it on their own account, except
+    that they open files and start a few threads."""
+
+    descriptors: int
+    threads: int
+    recursion: int
+    limits: tuple[int, ...]
+    rest: tuple[Any, ...]
 
 
-def _is_worn(fresh: tuple[int, int, str]) -> bool:
+def _state() -> _State:
+    streams = tuple(stream is None or stream.closed for stream in (sys.stdout, sys.stderr))
+    return _State(
+        len(os.listdir("/dev/fd")),
+        threading.active_count(),
+        sys.getrecursionlimit(),
+        tuple(_unbounded(resource.getrlimit(kind)[0]) for kind in _LIMITS),
+        (os.getcwd(), streams, signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)),
+    )
+
+
+def _unbounded(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def _is_worn(fresh: _State) -> bool:
     """Whether so much was left behind that the next response should get a fresh process."""
     try:
-        descriptors, threads, folder = _held()
-    except OSError:
+        now = _state()
+    except Exception:
         return True
-    return descriptors > fresh[0] + _MOST_LEFT_OPEN or threads > fresh[1] + _MOST_LEFT_OPEN or folder != fresh[2]
+    return (
+        now.descriptors > fresh.descriptors + _MOST_LEFT_OPEN
+        or now.threads > fresh.threads + _MOST_LEFT_OPEN
+        or now.recursion < fresh.recursion
+        or any(left < had for left, had in zip(now.limits, fresh.limits, strict=True))
+        or now.rest != fresh.rest
+    )
 
 
 if __name__ == "__main__":

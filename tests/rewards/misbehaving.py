@@ -3,13 +3,16 @@
 import atexit
 import os
 import pickle
+import resource
 import signal
 import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 from rlpipe.shared.sample import Reward
 
@@ -226,6 +229,10 @@ def environment(response: str, label: str) -> Reward:
     return Reward(1.0, None, repr(sorted(os.environ.items())))
 
 
+async def _never_awaited() -> float:
+    return 1.0
+
+
 class Reviving:
     """Equal to everything, and neither text nor number."""
 
@@ -245,6 +252,96 @@ def raise_without_text(response: str, label: str) -> Reward:
         __str__ = None  # type: ignore[assignment]
 
     raise Silent
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _audit(*_: object) -> None:
+    raise RuntimeError("no more calls")
+
+
+def _deaf(_: str) -> None:
+    """To all signals there are, and for good."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _limit(kind: int) -> Callable[[str], None]:
+    return lambda most: resource.setrlimit(kind, (int(most or 0), resource.getrlimit(kind)[1]))
+
+
+LEFT_BEHIND: dict[str, Callable[[str], object]] = {
+    "no standard output": lambda _: setattr(sys, "stdout", None),
+    "a closed standard output": lambda _: sys.stdout.close(),
+    "hardly any recursion": lambda _: sys.setrecursionlimit(60),
+    "no more files": _limit(resource.RLIMIT_NOFILE),
+    "no file of any size": _limit(resource.RLIMIT_FSIZE),
+    "no more memory": _limit(resource.RLIMIT_AS),
+    "children that leave no exit code": lambda _: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    "no signals": _deaf,
+    "threads without end": lambda _: [threading.Thread(target=_spin, daemon=index < 20).start() for index in range(40)],
+    "a hook in all calls": lambda _: sys.addaudithook(_audit),
+    "another folder that is gone": lambda where: (os.mkdir(where), os.chdir(where), os.rmdir(where)),
+}
+
+
+def leave_behind(response: str, label: str) -> float:
+    """`response`: what; `label`: an argument of it."""
+    LEFT_BEHIND[response](label)
+    return 1.0
+
+
+def use_everything(response: str, label: str) -> float:
+    """What an honest grader may do: print, call itself, open a file, run a program and believe its exit code."""
+    print(response)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x" * 2**16)
+    depth = (lambda function, left: function(function, left))(
+        lambda again, left: left and 1 + again(again, left - 1), 200
+    )
+    bytearray(2**24)
+    code = subprocess.run([sys.executable, "-S", "-c", "raise SystemExit(3)"]).returncode
+    return float(depth == 200 and code == 3)
+
+
+ODD_ANSWERS: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "text": lambda: "1.0",
+    "bytes": lambda: b"1.0",
+    "a list": lambda: [1.0],
+    "a complex number": lambda: 1j,
+    "a whole number beyond floats": lambda: 10**400,
+    "not a number": lambda: float("nan"),
+    "a generator": lambda: (one for one in [1.0]),
+    "a coroutine": _never_awaited,
+    "a class": lambda: Reward,
+    "a reward of text": lambda: Reward("1", None, ""),  # type: ignore[arg-type]
+    "components of text": lambda: Reward(1.0, None, "", {"x": "y"}),  # type: ignore[dict-item]
+    "components that are a list": lambda: Reward(1.0, None, "", [1.0]),  # type: ignore[arg-type]
+    "half a character": lambda: Reward(1.0, None, "\ud800"),
+}
+
+
+def answer_oddly(response: str, label: str) -> object:
+    return ODD_ANSWERS[response]()
+
+
+RAISED = {
+    "interrupt": KeyboardInterrupt,
+    "generator's end": GeneratorExit,
+    "stop": StopIteration,
+    "group": BaseExceptionGroup("many", [KeyboardInterrupt()]),
+    "async": StopAsyncIteration,
+    "bare": BaseException("bare"),
+}
+
+
+def raise_oddly(response: str, label: str) -> float:
+    raise RAISED[response]
 
 
 _kept: list[int] = []

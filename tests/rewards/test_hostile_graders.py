@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import misbehaving
 import psutil
 import pytest
 
@@ -109,6 +110,28 @@ def test_a_worn_process_is_replaced(pool: GradingPool, name: str) -> None:
         assert _grade(pool, name).score == 1.0
     assert _grade(pool, "folder").reason == os.getcwd()
     assert pool.take_failures() == Failures()
+
+
+def test_what_a_grader_changes_in_its_process_does_not_reach_the_next_sample(tmp_path: Path) -> None:
+    """Of the grader that did it, the answer may be lost."""
+    labels = {"no more memory": str(2**30), "another folder that is gone": str(tmp_path / "gone")}
+    with GradingPool(timeout_seconds=60.0, score_on_failure=-1.0) as pool:
+        for what in misbehaving.LEFT_BEHIND:
+            assert _grade(pool, "leave_behind", what, labels.get(what, "")).score in (1.0, -1.0)
+            reward = _grade(pool, "use_everything", what)
+            assert reward.score == 1.0, (what, reward.reason)
+        failures = pool.take_failures()
+    assert {*failures.timeouts, *failures.errors} <= {"leave_behind"}
+
+
+def test_odd_answers_and_exceptions_are_counted_and_cost_no_other_sample(pool: GradingPool) -> None:
+    kinds = [("answer_oddly", kind) for kind in misbehaving.ODD_ANSWERS]
+    kinds += [("raise_oddly", kind) for kind in misbehaving.RAISED]
+    futures = [pool.submit(f"{name} {kind}", BAD + name, kind, "") for name, kind in kinds]
+    scores = {kind: future.result(timeout=100).score for (_, kind), future in zip(kinds, futures, strict=True)}
+    assert scores == dict.fromkeys(scores, -1.0) | {"half a character": 1.0}
+    assert len(pool.take_failures().errors) == len(kinds) - 1
+    assert _echoes(pool) == [0.0, 1.0, 2.0]
 
 
 def test_processes_that_leave_the_session_end_with_the_grader(pool: GradingPool) -> None:
