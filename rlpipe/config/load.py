@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rlpipe.config.root import Config
-from rlpipe.config.strict_yaml import StrictYamlError, load_yaml, unusable_values
+from rlpipe.config.strict_yaml import MAX_CHARACTERS, StrictYamlError, load_yaml, unusable_values
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.project_files import ROOT
 from rlpipe.shared.secret_text import secret_values
@@ -108,7 +108,8 @@ class _Files:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)  # a device has no end
     except FileNotFoundError:
         copy = f", or `rlpipe recipes copy {path}` to have it here" if (ROOT / path).is_file() else ""
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration{copy}") from None

@@ -120,6 +120,8 @@ class RayConfig(Section):
     @classmethod
     def _holds_no_secret(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
+            if not name or "=" in name:
+                raise ValueError(f"{name!r} cannot be the name of an environment variable; correct it")
             if is_secret_key(name) or any(secret_values(value[name])):
                 raise ValueError(f"{name} is a secret, and Ray logs these variables: export it where the nodes start")
         return value

@@ -15,7 +15,8 @@ import yaml
 _MAX_DEPTH = 40
 _MAX_VALUES = 200_000
 _CHARACTERS_OF_A_VALUE = 100
-_MAX_CHARACTERS = 8 * 2**20
+MAX_CHARACTERS = 8 * 2**20
+"""Of a document, at most."""
 _MAX_DIGITS = 400
 
 _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
@@ -44,10 +45,8 @@ class StrictYamlError(ValueError):
 
 def load_yaml(text: str) -> Any:
     """The plain data of one YAML document; None for an empty one. Raises StrictYamlError."""
-    if len(text) > _MAX_CHARACTERS:
-        raise StrictYamlError(
-            f"{len(text):,} characters are more than a configuration has (at most {_MAX_CHARACTERS:,})"
-        )
+    if len(text) > MAX_CHARACTERS:
+        raise StrictYamlError(f"more characters than a configuration has (at most {MAX_CHARACTERS:,})")
     try:
         _check_depth(text)
         loader = _Loader(text)

@@ -26,6 +26,7 @@ def check_engines(config: Config) -> None:
     folder = model_folder(config.model.path)
     model = describe_model(folder)
     _check_context(config, model, folder)
+    _check_stop_tokens(config, model, folder)
     if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
         check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}
@@ -54,10 +55,29 @@ def _check_context(config: Config, model: ModelDescription, folder: Path) -> Non
             f"data.max_prompt_tokens + max_response_tokens is {longest} tokens, and SGLang keeps "
             f"{CONTEXT_RESERVE_TOKENS} more, but {name} is {context}: shorten prompts or responses, or raise it"
         )
+    cache = config.rollout.engine.kv_cache_tokens
+    if cache is not None and longest + CONTEXT_RESERVE_TOKENS > cache:
+        raise ConfigError(
+            f"rollout.engine.kv_cache_tokens is {cache}, too few for one sequence of up to {longest} tokens "
+            f"(data.max_prompt_tokens + max_response_tokens) and {CONTEXT_RESERVE_TOKENS} more: raise it"
+        )
+
+
+def _check_stop_tokens(config: Config, model: ModelDescription, folder: Path) -> None:
+    outside = [token for token in _stop_tokens(config) if token >= model.vocab_size]
+    if outside:
+        raise ConfigError(
+            f"sampling.stop_token_ids has {outside[0]}, which no response can contain: the vocabulary of {folder} has "
+            f"{model.vocab_size} tokens; remove it"
+        )
+
+
+def _stop_tokens(config: Config) -> list[int]:
+    """Ids that end responses somewhere in this run, besides the model's own."""
+    overrides = [one.sampling.stop_token_ids for one in config.data.train]
+    overrides += [one.sampling.stop_token_ids for one in config.eval.datasets]
+    return [*config.rollout.sampling.stop_token_ids, *(token for ids in overrides for token in ids or ())]
 
 
 def _stops_otherwise(config: Config) -> bool:
-    sampling = config.rollout.sampling
-    overrides = [one.sampling.stop_token_ids for one in config.data.train]
-    overrides += [one.sampling.stop_token_ids for one in config.eval.datasets]
-    return sampling.ignore_eos or bool(sampling.stop_token_ids) or any(overrides) or config.uses_stop_strings
+    return config.rollout.sampling.ignore_eos or bool(_stop_tokens(config)) or config.uses_stop_strings

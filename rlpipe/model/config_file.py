@@ -84,7 +84,10 @@ def find_config(model: str | Path) -> Path:
 def generated_end_tokens(folder: Path) -> frozenset[int]:
     """Token ids that end a response by the generation_config.json of `folder`; none without such a file."""
     generation = folder / "generation_config.json"
-    return _token_ids(read_json_object(generation).get("eos_token_id")) if generation.exists() else frozenset()
+    generated = read_json_object(generation).get("eos_token_id") if generation.exists() else None
+    if any(type(one) is not int for one in _as_list(generated)):
+        raise ModelError(f"{generation}: 'eos_token_id' is {generated!r}, expected a token id or a list of them")
+    return _token_ids(generated)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -108,4 +111,9 @@ def mapping(value: Any, place: str, key: str) -> Mapping[str, Any]:
 
 
 def _token_ids(value: Any) -> frozenset[int]:
-    return frozenset(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+    return frozenset(one for one in _as_list(value) if isinstance(one, int))
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Of what may stand alone, in a list, or not at all."""
+    return value if isinstance(value, list) else [] if value is None else [value]

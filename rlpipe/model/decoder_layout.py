@@ -24,6 +24,7 @@ _DELTA_NET_KEYS = (
     "linear_conv_kernel_dim",
 )
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")
+_MOST_LAYERS = 10_000
 
 
 def full_attention(section: Section, *, head_dim: int | None = None) -> MixerSizes:
@@ -152,7 +153,10 @@ def experts_after_dense_layers(section: Section) -> FeedForwardSizes:
 
 
 def _layers(section: Section) -> int:
-    return section.integer("num_hidden_layers")
+    count = section.integer("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise section.error("num_hidden_layers", f"no model has more than {_MOST_LAYERS:,}")
+    return count
 
 
 def _attention(

@@ -14,15 +14,13 @@ _TASK_ROWS = "rlpipe.environments.environment_registry:task_rows"  # of a room a
 def prepare(config: Config) -> list[Path]:
     """Returns the folders that were made; what exists is left as it is."""
     made = []
-    if config.prepare.policy and not Path(config.model.path).name:
-        raise ConfigError(
-            f"model.path is {config.model.path!r}, where prepare.policy can make no folder; name a new one"
-        )
-    if config.prepare.policy and not (Path(config.model.path) / "config.json").exists():
+    policy = Path(config.model.path)
+    if config.prepare.policy and not (policy / "config.json").exists():
         from rlpipe.prepare.tiny_policy import make_tiny_policy
 
-        make_tiny_policy(config.prepare.policy, Path(config.model.path), config.seed)
-        made.append(Path(config.model.path))
+        _check_is_free(policy)
+        make_tiny_policy(config.prepare.policy, policy, config.seed)
+        made.append(policy)
     if config.prepare.arithmetic or config.prepare.tasks:
         if not config.prepare.directory:
             raise ConfigError("prepare.directory is empty: say where generated data is to be written")
@@ -46,3 +44,12 @@ def _generated_rows(config: Config) -> tuple[Iterable[Row], Iterable[Row]]:
         settings, tasks.train, tasks.test, config.seed
     )
     return rows
+
+
+def _check_is_free(policy: Path) -> None:
+    """Raise ConfigError where no new folder can be made."""
+    if policy.name in ("", "..") or (policy.exists() and not (policy.is_dir() and not any(policy.iterdir()))):
+        raise ConfigError(
+            f"model.path is {str(policy)!r}, which holds something, but no policy: name a folder that prepare.policy "
+            "can make, or one with a policy"
+        )

@@ -34,6 +34,7 @@ def good(tmp_path_factory):
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text)
     return folder / name
 
@@ -185,6 +186,17 @@ _CASES = {
         lambda f: (f / "good.yaml", [_model(f, "few_rows", vocab_size=257), "--dry-run"]),
         ", but config.json gives the model 257 rows (vocab_size)",
     ),
+    "more layers than any model has": (
+        lambda f: (f / "good.yaml", [_model(f, "tower", num_hidden_layers=10**9), "--dry-run"]),
+        "'num_hidden_layers' is 1000000000: no model has more than 10,000",
+    ),
+    "an end token of text": (
+        lambda f: (
+            f / "good.yaml",
+            [f"model.path={_model_with(f, 'generation_config.json', json.dumps({'eos_token_id': 'x'}))}", "--dry-run"],
+        ),
+        "'eos_token_id' is 'x', expected a token id or a list of them",
+    ),
     "no end token": (
         lambda f: (f / "good.yaml", [_model(f, "endless", eos_token_id=None), "--dry-run"]),
         "no end token of the vocabulary in config.json or generation_config.json",
@@ -240,6 +252,23 @@ _CASES = {
     "a grader's module with a syntax error": (
         lambda f: (f / "good.yaml", [f"reward.name={_module(f, 'def f(:')}:f"]),
         "failed with SyntaxError at line 1",
+    ),
+    "a configuration without an end": (lambda f: (Path("/dev/zero"), []), "more characters than a configuration has"),
+    "a policy in the folder above": (
+        lambda f: (f / "good.yaml", ["model.path=..", "--dry-run"]),
+        "model.path is '..', which holds something, but no policy",
+    ),
+    "a policy where other files are": (
+        lambda f: (f / "good.yaml", [f"model.path={_write(f, 'taken/x', '').parent}", "--dry-run"]),
+        "/taken', which holds something, but no policy",
+    ),
+    "a cache too small for one sequence": (
+        lambda f: (f / "good.yaml", ["rollout.engine.kv_cache_tokens=129", "--dry-run"]),
+        "rollout.engine.kv_cache_tokens is 129, too few for one sequence of up to 128 tokens",
+    ),
+    "a stop token outside the vocabulary": (
+        lambda f: (f / "good.yaml", ["rollout.sampling.stop_token_ids=[320]", "--dry-run"]),
+        "sampling.stop_token_ids has 320, which no response can contain",
     ),
     "unknown grader": (lambda f: (f / "good.yaml", ["reward.name=mathh"]), "mathh"),
     "nothing to resume": (lambda f: (f / "good.yaml", ["--resume"]), "no complete checkpoint to resume from"),

@@ -1,6 +1,7 @@
 """Engines that cannot start: one sentence each, and nothing left running."""
 
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,7 +58,7 @@ def test_an_unknown_sglang_argument_names_the_nearest(ray_session, config_of, de
 
 @pytest.mark.slow
 def test_a_model_with_a_nan_is_named_where_an_engine_fails_with_it(ray_session, config_of, tmp_path):
-    folder = save_dense(tmp_path / "model", seed=0)
+    folder = Path(save_dense(tmp_path / "model", seed=0))
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))
     tensors[name][0, 0] = float("nan")
