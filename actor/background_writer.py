@@ -6,8 +6,8 @@ staged in host memory first and a thread writes the very same buckets.
 """
 
 import queue
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,32 @@ def use_thread_queue() -> None:
         filesystem_async._results_queue = queue.Queue()
 
 
+def writer_thread() -> Executor:
+    """For all saves of a process: each new thread would get memory of its own from the C library, which keeps it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+
+
 class BackgroundWrite:
     """One running save. `finished` and `finalize` are collective: every process calls them at the same point."""
 
-    def __init__(self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], writer: Executor) -> None:
         """live_tensors: those that training changes while the files are written; they are copied first."""
         self._request = request
         self._checksums: dict[str, str] = {}
-        self._thread: threading.Thread | None = None
+        self._writing: Future[None] | None = None
         if request.async_fn is None:  # this process has nothing to write
             return
         _, _, results = request.async_fn_args
         transforms = request.async_fn.args[0]
         buckets = _copied(request.preload_fn(), live_tensors)
-        self._thread = threading.Thread(
-            target=_write, args=(transforms, buckets, results, self._checksums), name="checkpoint-writer", daemon=True
-        )
-        self._thread.start()
+        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums)
 
     def finished(self, wait: bool) -> bool:
         """Whether every process has written its files; with `wait` it first waits for its own."""
-        if self._thread is not None and wait:
-            self._thread.join()
-        running = torch.tensor([float(self._thread is not None and self._thread.is_alive())], device=compute_device())
+        done = self._writing is None or wait or self._writing.done()
+        if self._writing is not None and done:
+            self._writing.result()
+        running = torch.tensor([float(not done)], device=compute_device())
         torch.distributed.all_reduce(running, op=torch.distributed.ReduceOp.MAX)
         return not bool(running.item())
 

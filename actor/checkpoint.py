@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from actor.background_writer import BackgroundWrite, use_thread_queue
+from actor.background_writer import BackgroundWrite, use_thread_queue, writer_thread
 from actor.optimizer_content import optimizer_content, restore_optimizer
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
@@ -47,6 +47,7 @@ class Checkpointer:
     def __init__(self, trainer: Trainer, keep: int) -> None:
         self._trainer = trainer
         self._keep = keep
+        self._writer = writer_thread()
         self._running: tuple[BackgroundWrite, Path, dict[str, Any]] | None = None
         use_thread_queue()
 
@@ -66,7 +67,7 @@ class Checkpointer:
             request = dist_checkpointing.save(content, str(partial), async_sharded_save=True)
         live = [tensor for chunk in self._trainer.policy for tensor in (*chunk.parameters(), *chunk.buffers())]
         state = {"iteration": iteration, "driver": driver_state, "actor": _progress(self._trainer)}
-        self._running = (BackgroundWrite(request, live), final, state)
+        self._running = (BackgroundWrite(request, live, self._writer), final, state)
         return final
 
     def poll(self) -> None:
