@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlpipe.agents.chat_rendering import ChatRenderer
 from rlpipe.agents.chat_requests import ChatRequest, CompletionRequest, Wanted
-from rlpipe.agents.messages import CalledTool, Message, chain, digest_of, first_difference
+from rlpipe.agents.messages import CalledTool, Message, MessageReader, chain, digest_of, first_difference
 from rlpipe.agents.refusal import Refusal
 from rlpipe.agents.token_tree import Node, TokenTree
 from rlpipe.agents.tool_call_formats import Parsed, split_reasoning
@@ -75,6 +75,7 @@ class AgentEpisode:
         self.divergences: list[str] = []
         self.error: RlpipeError | None = None
         self.interrupted = asyncio.Event()
+        self.reader = MessageReader()
         self._engines = engines
         self._renderer = renderer
         self._run_seed = run_seed
@@ -287,6 +288,8 @@ class AgentEpisode:
                 sampling=self.request.sampling.limited(limit, wanted.stop),
                 seed=sample_seed(self._run_seed, f"{self.request.sample_id}/{digest.hex()}/{first + index}"),
                 urgent=self.request.urgent,
+                conversation_id=self.request.sample_id,
+                group_id=self.request.group_id,
             )
             for index in range(wanted.choices)
         ]

@@ -1,11 +1,15 @@
 """What an agent is given, and what it may give back."""
 
 import math
+import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpipe.shared.sample import Reward
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 
 class AgentFailure(Exception):
@@ -33,6 +37,14 @@ class AgentTask:
     def messages(self) -> list[dict[str, Any]]:
         """The prompt as messages."""
         return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
+
+    def client(self) -> "AsyncOpenAI":
+        """An OpenAI client of this endpoint. Making one by hand loads certificates, which takes a tenth of a second."""
+        import httpx
+        from openai import AsyncOpenAI
+
+        connections = httpx.AsyncClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=None)
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=connections)
 
     def as_json(self) -> dict[str, Any]:
         """What a command finds on its standard input: all but the endpoint."""

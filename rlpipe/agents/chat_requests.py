@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlpipe.agents.chat_rendering import ChatOptions
-from rlpipe.agents.messages import Message, message_of
+from rlpipe.agents.messages import Message, MessageReader
 from rlpipe.agents.refusal import Refusal
 from rlpipe.agents.tool_call_formats import Tools
 
@@ -53,8 +53,11 @@ class CompletionRequest:
     wanted: Wanted
 
 
-def chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Of `/v1/chat/completions`. Raises Refusal for what is malformed, and for what this policy cannot do."""
+def chat_request(body: Mapping[str, Any], reader: MessageReader) -> ChatRequest:
+    """Of `/v1/chat/completions`; `reader` is that of the episode.
+
+    Raises Refusal for what is malformed, and for what this policy cannot do.
+    """
     messages = body.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise Refusal("messages is empty or no list")
@@ -70,7 +73,7 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
         raise Refusal("top_logprobs: the engines tell log-probabilities of the sampled tokens alone; leave it out")
     tokens = body.get("max_completion_tokens", body.get("max_tokens"))
     return ChatRequest(
-        messages=tuple(message_of(message, index) for index, message in enumerate(messages)),
+        messages=reader.read(messages),
         options=ChatOptions(tools, dict(arguments)),
         tool_choice=choice,
         named_tool=named,

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import resource
 import secrets
 import socket
 import time
@@ -56,7 +57,10 @@ class Endpoint:
         self._driver_seconds = 0.0
 
     async def start(self) -> None:
-        """Listens on a port of the system's choice."""
+        """Listens on a port of the system's choice. Agents in this process and the endpoint have a file for each
+        connection, so as many are allowed as may be."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.bind((_LOOPBACK, 0))
         self._socket.listen(_BACKLOG)
@@ -142,7 +146,7 @@ class Endpoint:
         return episode
 
     async def _chat(self, episode: AgentEpisode, request: Request) -> Response:
-        wanted = chat_request(await _body(request))
+        wanted = chat_request(await _body(request), episode.reader)
         answer = await self._seen(episode, request, await episode.chat(wanted))
         arguments = (wanted.wanted, self._model, self._renderer)
         return _response(
@@ -161,7 +165,7 @@ class Endpoint:
         )
 
     async def _anthropic(self, episode: AgentEpisode, request: Request) -> Response:
-        wanted = chat_request(anthropic_messages.chat_body(await _body(request)))
+        wanted = chat_request(anthropic_messages.chat_body(await _body(request)), episode.reader)
         answer = await self._seen(episode, request, await episode.chat(wanted))
         return _response(
             answer,
@@ -179,10 +183,21 @@ class Endpoint:
     async def _seen(self, episode: AgentEpisode, request: Request, answer: Answer) -> Answer:
         """The answer, unless the agent has hung up, as clients do that will try again."""
         request.state.waited_seconds = answer.waited_seconds
-        if await request.is_disconnected():
+        if _has_hung_up(request):
             episode.take_back(answer)
             raise Refusal("the agent has hung up", status=499, code="hung_up")
         return answer
+
+
+def _has_hung_up(request: Request) -> bool:
+    """Whether the server has heard so already. `Request.is_disconnected` asks the same, and takes ten times as long."""
+    receiving = request.receive()
+    try:
+        receiving.send(None)  # type: ignore[attr-defined]
+    except StopIteration as heard:
+        return bool(heard.value["type"] == "http.disconnect")
+    receiving.close()  # type: ignore[attr-defined]
+    return False
 
 
 def _is_anthropic(request: Request) -> bool:

@@ -77,6 +77,26 @@ class Message:
         return [self.role, self.content, self.name, self.tool_call_id]
 
 
+class MessageReader:
+    """Reads the messages of one request after another; what comes again at the same place is read once."""
+
+    def __init__(self) -> None:
+        self._values: Sequence[Any] = ()
+        self._messages: tuple[Message, ...] = ()
+
+    def read(self, values: Sequence[Any]) -> tuple[Message, ...]:
+        """Raises Refusal for what no chat template can show the policy."""
+        same = 0
+        for before, now in zip(self._values, values, strict=False):
+            if before != now:
+                break
+            same += 1
+        new = (message_of(value, index) for index, value in enumerate(values[same:], same))
+        self._messages = (*self._messages[:same], *new)
+        self._values = values
+        return self._messages
+
+
 def message_of(value: Any, index: int) -> Message:
     """The message at `index` of a request. Raises Refusal for what no chat template can show the policy."""
     place = f"messages[{index}]"

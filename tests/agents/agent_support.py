@@ -44,7 +44,7 @@ class Served:
 
     async def answered(self, body) -> list[dict]:
         """Messages of the answer to a body, without HTTP."""
-        request = chat_request(json.loads(json.dumps(body)))
+        request = chat_request(json.loads(json.dumps(body)), self.episode.reader)
         answer = chat_answer(await self.episode.chat(request), request.wanted, "policy", self.renderer)
         messages = [choice["message"] for choice in json.loads(json.dumps(answer))["choices"]]
         return [{key: value for key, value in message.items() if value is not None} for message in messages]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 from rlpipe.shared.sample import Status, VersionSpan
@@ -89,15 +90,16 @@ def assert_trained_once_as_sampled(samples, written) -> None:
     sequences = [sample.prompt.token_ids + sample.response_ids for sample in samples]
     trained = [[0] * sample.prompt_tokens + list(sample.loss_mask) for sample in samples]
     logprobs = [(0.0,) * sample.prompt_tokens + sample.rollout_logprobs for sample in samples]
-    for one in written:
-        start, end = len(one.prompt_ids), len(one.prompt_ids) + len(one.generation.token_ids)
+    responses = Counter((one.prompt_ids, one.generation.token_ids, one.generation.logprobs) for one in written)
+    for (prompt_ids, token_ids, values), times in responses.items():
+        start, end = len(prompt_ids), len(prompt_ids) + len(token_ids)
         places = [
             index
             for index, sequence in enumerate(sequences)
-            if sequence[:end] == one.prompt_ids + one.generation.token_ids
-            and logprobs[index][start:end] == one.generation.logprobs
+            if sequence[:end] == prompt_ids + token_ids and logprobs[index][start:end] == values
         ]
         own = [index for index in places if all(trained[index][start:end])]
-        assert len(own) == 1, f"{len(places)} sequences hold the response, {len(own)} train it"
-        trained[own[0]][start:end] = [2] * (end - start)
+        assert len(own) == times, f"written {times} times, in {len(places)} sequences, trained in {len(own)}"
+        for index in own:
+            trained[index][start:end] = [2] * (end - start)
     assert not any(1 in mask for mask in trained)
