@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from itertools import pairwise
 
@@ -78,7 +77,7 @@ def _release():
 
 def asked(*calls: ToolCall, special=lambda text: False, **limits):
     """The answers of a tool box, one call after the other, as long as the event loop lives."""
-    settings = {"timeout_seconds": 0.3, "max_answer_characters": 1000, "concurrency": 2} | limits
+    settings = {"timeout_seconds": 60, "max_answer_characters": 1000, "concurrency": 2} | limits
     box = ToolBox(ToolPlaces(EnvironmentConfig(name="x", tools=ToolLimits(**settings))), special)
 
     async def all_of_them():
@@ -93,11 +92,9 @@ def asked(*calls: ToolCall, special=lambda text: False, **limits):
 
 @pytest.mark.parametrize("name", ["hang", "deaf"])
 def test_a_call_that_hangs_is_given_up_and_keeps_its_place_until_it_ends(name):
-    start = time.monotonic()
-    answers = asked(*[ToolCall(name)] * 4)
+    answers = asked(*[ToolCall(name)] * 4, timeout_seconds=0.3)
     assert [answer.use.failure for answer in answers] == ["timeout", "timeout", "exhausted", "exhausted"]
     assert answers[0].text == f"error: {name} took longer than 0.3 seconds"
-    assert time.monotonic() - start < 30
     if name == "hang":
         assert running["hang"] == 2  # never more threads than places
 
@@ -171,8 +168,9 @@ def test_an_episode_with_hostile_tools_ends_whole_and_nothing_is_smuggled_in(tok
         '<tool_call>{"name": "smuggle"}<end>',
         "I give up<end>",
     )
-    limits = ToolLimits(timeout_seconds=0.3, max_answer_characters=200)
-    config = EnvironmentConfig(name=f"{__name__}:Hostile", tools=limits)
+    limits = {"tools": ToolLimits(timeout_seconds=60, max_answer_characters=200)}
+    limits["tool_limits"] = {"hang": ToolLimits(timeout_seconds=0.3)}
+    config = EnvironmentConfig(name=f"{__name__}:Hostile", **limits)
     conversation = conversation_of(policy, limit=4000)
 
     async def play():
