@@ -56,6 +56,20 @@ GROUPS = (
         ),
     ),
     Group(
+        "Episodes",
+        (
+            Panel("turns", ("episode/turns_mean", "episode/turns_max")),
+            Panel("success", ("episode/success_share",)),
+            Panel("seconds of an episode", ("episode/model_seconds_mean", "episode/tool_seconds_mean")),
+            Panel("tool calls", ("episode/tool_calls_count", "episode/tool_failures_count")),
+            Panel("tool failures by kind", ("episode/tool_failures_{kind}_count",)),
+            Panel("what ended episodes", ("episode/ended_{reason}_count",)),
+            Panel("state at the end", ("episode/state_{name}_mean",)),
+            Panel("trained share", ("episode/trained_share",)),
+            Panel("sequences of an episode", ("rollout/branches_mean", "rollout/branches_max")),
+        ),
+    ),
+    Group(
         "Where the time goes",
         (
             Panel(

@@ -53,7 +53,7 @@ def render(history: History) -> str:
             section("Ranks, last iteration", _rank_table(history)),
             section("Compilation", _compilation_table(history)),
             section("Samples", _samples(history)),
-            section("Episodes", episode_articles(history.episodes)),
+            section("Episodes, turn by turn", episode_articles(history.episodes)),
             section("Iterations", _iteration_table(history)),
             section(
                 "Configuration",
