@@ -8,10 +8,11 @@ import pytest
 from scripted_policy import ScriptedPolicy, conversation_of, text_of, trained_text
 
 import rewards
-from rewards.sandbox.program import namespaces_work
+from rewards.sandbox.program import Limits, Program, namespaces_work, run_tests
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.environments.environment_registry import task_rows
 from rlpipe.environments.episode import environment_function
+from rlpipe.environments.tasks.repair import _PROGRAMS
 from rlpipe.shared.errors import ConfigError, DataError
 
 
@@ -87,7 +88,9 @@ def test_a_question_of_two_hops_is_answered_by_searching_twice(tokenizer):
     config = EnvironmentConfig(name="search", format="text", tool_format="brackets")
     rows, _ = task_rows(config, 150, 1, seed=0)
     row = next(row for row in rows if "teacher" in row["prompt"])
-    texts = (row["first_call"], f"<<{row['last_name']}>>", f"Answer: {row['label']}<end>")
+    texts = re.findall(r"<<.*?>>|Answer: .*", row["steps"])
+    assert (len(texts), texts[-1]) == (3, f"Answer: {row['label']}")
+    texts[-1] += "<end>"
     (sample,), reward = played(
         tokenizer, "search", row, *texts, options={"passages": 1}, format="text", tool_format="brackets"
     )
@@ -137,3 +140,17 @@ def test_a_program_is_read_tried_changed_and_judged_in_the_sandbox(tokenizer):
     assert (reward.correct, sample.outcome.state["edits"], sample.outcome.state["tries"]) == (True, 1, 1)
     _, reward = played(tokenizer, "repair", row, "it is fine<end>")
     assert reward.correct is False
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="this machine permits no namespaces")
+def test_every_generated_fault_is_one_and_can_be_repaired(tokenizer):
+    train, test = task_rows(EnvironmentConfig(name="repair"), 13, 4, seed=0)
+    rows = [*train, *test]
+    assert len({row["source"] for row in rows}) == 17
+    for row in rows[::6]:
+        _, reward = played(tokenizer, "repair", row, "done<end>", options={"wall_seconds": 60.0})
+        assert reward.correct is False, row["source"]
+    for source, tests, faults in _PROGRAMS:
+        program = Program(source)
+        assert all(source.replace(right, wrong, 1) != source for right, wrong in faults)
+        assert run_tests(program, tests, Limits(wall_seconds=60.0)).exit_code == 0, source

@@ -5,6 +5,8 @@ and a prompt that says what is wrong. What the policy hands in is the program as
 """
 
 import asyncio
+import random
+from collections.abc import Iterator
 from typing import Any
 
 from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python, run_tests
@@ -14,6 +16,39 @@ from rlpipe.environments.tools import Tool, tool_of
 from rlpipe.shared.errors import ConfigError
 
 _LONGEST_SOURCE_CHARACTERS = 2**18
+
+_PROGRAMS = (
+    (
+        'def total(numbers):\n    """Their sum."""\n    result = 0\n    for number in numbers:\n'
+        "        result += number\n    return result\n",
+        "assert total([]) == 0\nassert total([1, 2, 3]) == 6\nassert total([-1, -1]) == -2",
+        (("+=", "-="), ("+=", "*="), ("result = 0", "result = 1"), ("return result", "return number")),
+    ),
+    (
+        'def largest(numbers):\n    """The greatest of them."""\n    best = numbers[0]\n    for number in numbers:\n'
+        "        if number > best:\n            best = number\n    return best\n",
+        "assert largest([3, 9, 2]) == 9\nassert largest([-5, -7]) == -5\nassert largest([4]) == 4",
+        (("number > best", "number < best"), ("numbers[0]", "0"), ("best = number\n", "best = -number\n")),
+    ),
+    (
+        'def is_palindrome(text):\n    """Whether it reads the same from both ends."""\n'
+        "    return text == text[::-1]\n",
+        "assert is_palindrome('level')\nassert not is_palindrome('ab')\nassert is_palindrome('')",
+        (("==", "!="), ("[::-1]", "[::1]"), ("[::-1]", "[1::-1]")),
+    ),
+    (
+        'def count(text, letter):\n    """How often the letter occurs."""\n'
+        "    return sum(1 for one in text if one == letter)\n",
+        "assert count('banana', 'a') == 3\nassert count('', 'a') == 0\nassert count('aaa', 'b') == 0",
+        (("==", "!="), ("sum(1", "sum(2"), ("in text", "in text[1:]")),
+    ),
+    (
+        'def factorial(n):\n    """1 * 2 * ... * n."""\n    return 1 if n == 0 else n * factorial(n - 1)\n',
+        "assert factorial(0) == 1\nassert factorial(1) == 1\nassert factorial(5) == 120",
+        (("return 1", "return 0"), ("n * f", "n + f"), ("n - 1", "n - 2"), ("n == 0", "n == -1")),
+    ),
+)
+"""Source, tests, and faults: what is right, and what stands there instead."""
 
 
 class Repair(ToolTask):
@@ -31,6 +66,21 @@ class Repair(ToolTask):
         self._source = self._tests = ""
         self._edits = self._tries = 0
         self.tools: tuple[Tool, ...] = tuple(tool_of(one) for one in (self.show, self.replace, self.write, self.run))
+
+    def tasks(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Small functions with one fault each, in random order."""
+        rows = [
+            {
+                "prompt": f"The program does not do what it says. Correct it.\n\n{source.replace(right, wrong, 1)}",
+                "label": right,
+                "source": source.replace(right, wrong, 1),
+                "tests": tests,
+            }
+            for source, tests, faults in _PROGRAMS
+            for right, wrong in faults
+        ]
+        random.Random(f"repair {seed}").shuffle(rows)
+        yield from rows[:count]
 
     async def reset(self, task: Task) -> Observation:
         self._source, self._tests = str(task.columns["source"]), str(task.columns["tests"])

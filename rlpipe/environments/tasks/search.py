@@ -86,18 +86,18 @@ class Search(ToolTask):
         return "\n".join(f"{passage.title}: {passage.text}" for passage in found) or "nothing found"
 
     def tasks(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Questions to the made-up encyclopedia; those of two hops go over another person's entry."""
+        """Questions to the made-up encyclopedia, with a right way to answer each in `steps`; those of two hops go over
+        another person's entry."""
         people = _people()
-        questions = []
-        for name, person in people.items():
-            teacher = people[person["teacher"]]
-            questions.append((f"where does {name} live?", person["town"], f"<<{name}>>", name))
-            if self._hops > 1:
-                way = f"<<{name}>>", person["teacher"]
-                questions.append((f"where does the teacher of {name} live?", teacher["town"], *way))
-        random.Random(f"search {seed}").shuffle(questions)
-        for question, answer, first, last in questions[:count]:
-            yield {"prompt": question, "label": answer, "first_call": first, "last_name": last}
+        ways = [(f"where does {name} live?", [name]) for name in people]
+        if self._hops > 1:
+            asked = "where does the teacher of {} live?"
+            ways += [(asked.format(name), [name, person["teacher"]]) for name, person in people.items()]
+        random.Random(f"search {seed}").shuffle(ways)
+        for question, names in ways[:count]:
+            town = people[names[-1]]["town"]
+            steps = "".join(f"<<{name}>>\n{self.search(name)}\n" for name in names)
+            yield {"prompt": question, "label": town, "steps": f"{steps}Answer: {town}"}
 
     async def reset(self, task: Task) -> Observation:
         self._label = task.label
