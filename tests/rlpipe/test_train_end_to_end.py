@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from parity_grader import response_is_even
+from prometheus_scrape import scraped
 from run_support import (
     TRACKED,
     UNTRACKED,
@@ -180,8 +181,10 @@ def wait_for_rows(process: subprocess.Popen[str], folder: Path, rows: int) -> No
 def engines_of_interrupted_run(folder: Path, number: signal.Signals) -> set[str]:
     """Start a run, interrupt it once it iterates, and see its processes end; returns the names of its engines."""
     mark = uuid.uuid4().hex
-    process = start_command("train", *run_arguments(folder, *UNTRACKED, "run.iterations=1000"), mark=mark)
+    settings = (*UNTRACKED, "run.iterations=1000", "trackers.prometheus_port=0")
+    process = start_command("train", *run_arguments(folder, *settings), mark=mark)
     wait_for_rows(process, folder, 2)
+    assert_scraped(folder / "small")
     engines = engine_instances(mark)
     process.send_signal(number)
     output, _ = process.communicate(timeout=90)
@@ -189,3 +192,14 @@ def engines_of_interrupted_run(folder: Path, number: signal.Signals) -> set[str]
     assert "interrupted" in output and "continue with --resume" in output
     assert_no_process_is_left(mark)
     return engines
+
+
+def assert_scraped(run: Path) -> None:
+    """A Prometheus server reads the values of a row that the run wrote."""
+    end = time.monotonic() + 100
+    while (found := scraped(run)).get(("rlpipe_iteration", "small"), 0) < 1:
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+    assert found["rlpipe_train_loss", "small"] in {row.get("train/loss") for row in metric_rows(run)}
+    assert found["rlpipe_perf_rollout_engine_engine_tokens_per_second", "0", "small"] > 0
+    assert found["rlpipe_eval_dataset_accuracy", "held_out", "small"] >= 0
