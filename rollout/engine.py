@@ -23,6 +23,7 @@ from rlpipe.shared.sample import Status
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup, kv_cache_tokens, server_arguments
+from rollout.engine_counters import EngineCounters
 from rollout.engine_memory import EngineMemory
 from rollout.engine_usage import UsageClock
 from rollout.engine_warm_up import warm_up_engine
@@ -100,6 +101,7 @@ class Engine:
         self._batches: RequestBatches
         self._weights: WeightRequests
         self._progress: Progress
+        self._counters: EngineCounters
         self._version = 0
         self._usage = UsageClock()
         self._start_seconds: dict[str, float] = {}
@@ -147,9 +149,11 @@ class Engine:
             self._batches = RequestBatches(self._sglang.tokenizer_manager)
             self._weights = WeightRequests(setup.index, self._sglang.tokenizer_manager, self._call)
             self._progress = Progress(self._sglang.tokenizer_manager.rid_to_state)
+            self._counters = EngineCounters(self._sglang.tokenizer_manager.get_loads)
         except Exception as error:
             await self.stop()
             raise start_failure(setup, error) from None
+        await self._counters.attach()
         cleanup.remove_opened_files(setup.instance)
         self._request_tokens = self._longest_request()
         started = time.perf_counter()
@@ -287,7 +291,8 @@ class Engine:
         """What this engine did since the last call, which belongs to `iteration`."""
         spans = self._usage.take_spans(keep_spans)
         report, metrics = self._jit.take(iteration), self._memory.take()
-        return EngineRecord(self._setup.index, socket.gethostname(), report, spans, metrics)
+        counters = self._counters.take(keep_spans)
+        return EngineRecord(self._setup.index, socket.gethostname(), report, spans, metrics, counters)
 
     async def stop(self) -> None:
         """Ends SGLang's processes and removes its files. Idempotent."""
@@ -299,6 +304,7 @@ class Engine:
 
             atexit.unregister(self._sglang.shutdown)
             self._sglang.tokenizer_manager._subprocess_watchdog.stop()
+            self._counters.stop()
             self._sglang = None
             self._death = EngineFailure(f"engine {self._setup.index} was stopped")
         cleanup.end_children()

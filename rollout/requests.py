@@ -9,7 +9,7 @@ from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.jit_monitor import JitReport
 from rlpipe.shared.expert_routes import Routes
-from rlpipe.shared.phases import Span
+from rlpipe.shared.phases import Counter, Span
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.partial_response import PartialResponse
 
@@ -171,7 +171,8 @@ class EngineUsage:
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What compiled in one engine, and where a trace is wanted, when it generated and received weights.
+    """What compiled in one engine, and where a trace is wanted, when it generated and received weights, and how full it
+    was.
 
     metrics: of this engine alone, to be reduced over engines as the metric dictionary says.
     """
@@ -181,6 +182,7 @@ class EngineRecord:
     jit: JitReport
     spans: tuple[Span, ...]
     metrics: dict[str, float] = field(default_factory=dict)
+    counters: tuple[Counter, ...] = ()
 
 
 @dataclass(frozen=True)

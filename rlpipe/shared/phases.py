@@ -1,7 +1,7 @@
 """Named phases of an iteration, measured on a monotonic clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,6 +37,15 @@ class Span:
     name: str
     start_seconds: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Values at a moment of wall-clock time, for instance requests that run and that wait."""
+
+    name: str
+    seconds: float
+    values: Mapping[str, float]
 
 
 class PhaseClock:

@@ -65,9 +65,11 @@ class Measurement:
         record.add(rollout_rate_per_gpu(record, self._config))
         self._write_ranks(record.number, usages)
         if record.number in self._config.trace.iterations:
-            workers = {f"engine-{one.engine} ({one.host})": one.spans for one in engines}
-            workers |= {f"{one.name} ({one.host})": one.spans for one in usages}
-            write_trace(self._directory.trace(record.number), {"driver": record.spans} | workers)
+            workers = {f"engine-{one.engine} ({one.host})": one for one in engines}
+            spans = {name: one.spans for name, one in workers.items()}
+            spans |= {f"{one.name} ({one.host})": one.spans for one in usages}
+            counters = {name: one.counters for name, one in workers.items()}
+            write_trace(self._directory.trace(record.number), {"driver": record.spans} | spans, counters)
         self._judge(record, [*(one.jit for one in usages), *(one.jit for one in engines)])
 
     def _take(self, iteration: int) -> tuple[Sequence[RankUsage], Sequence["EngineRecord"]]:

@@ -1,6 +1,7 @@
 """The timeline of one iteration, all roles together, for https://ui.perfetto.dev or chrome://tracing.
 
-The format is the Trace Event Format of Chrome: complete events ("ph": "X"), one process for each worker.
+The format is the Trace Event Format of Chrome: complete events ("ph": "X") and counters ("ph": "C"), one process for
+each worker.
 """
 
 import json
@@ -8,13 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlpipe.shared.phases import Span
+from rlpipe.shared.phases import Counter, Span
 
 _MICROSECONDS = 1e6
 
 
-def write_trace(path: Path, spans_by_worker: Mapping[str, Sequence[Span]]) -> None:
-    """`spans_by_worker` in the order in which the workers are to be shown; times begin with the earliest span.
+def write_trace(
+    path: Path,
+    spans_by_worker: Mapping[str, Sequence[Span]],
+    counters_by_worker: Mapping[str, Sequence[Counter]] | None = None,
+) -> None:
+    """`spans_by_worker` in the order in which the workers are to be shown; times begin with the earliest span. Counters
+    are curves below the spans of their worker.
 
     Wall clocks of different hosts differ by what their synchronisation leaves, typically below a millisecond.
     """
@@ -25,6 +31,8 @@ def write_trace(path: Path, spans_by_worker: Mapping[str, Sequence[Span]]) -> No
         events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": worker}})
         events.append({"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}})
         events += [_event(number, span, origin) for span in spans]
+        counters = (counters_by_worker or {}).get(worker, ())
+        events += [_counter_event(number, one, origin) for one in counters if one.seconds >= origin]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
@@ -38,3 +46,8 @@ def _event(worker: int, span: Span, origin: float) -> dict[str, Any]:
         "ts": round((span.start_seconds - origin) * _MICROSECONDS, 3),
         "dur": round(span.seconds * _MICROSECONDS, 3),
     }
+
+
+def _counter_event(worker: int, counter: Counter, origin: float) -> dict[str, Any]:
+    moment = round((counter.seconds - origin) * _MICROSECONDS, 3)
+    return {"name": counter.name, "ph": "C", "pid": worker, "ts": moment, "args": dict(counter.values)}
