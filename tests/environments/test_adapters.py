@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def test_an_mcp_server_lives_for_one_episode_and_its_failures_are_answers(tokeni
     assert failures == ["", "", "error", "arguments", "error", "error"]
     assert "take notes" in sample.prompt.text
     assert (sample.outcome.ended, sample.outcome.cleanup_failed) == ("done", False)
-    assert not [one for one in psutil.Process().children(recursive=True) if "mcp_server.py" in str(one.cmdline())]
+    left = psutil.process_iter(["ppid", "cmdline"])  # attributes of a process that ends meanwhile are None
+    assert not [one for one in left if one.info["ppid"] == os.getpid() and "mcp_server.py" in str(one.info["cmdline"])]
 
 
 def test_an_mcp_server_that_does_not_start_or_lacks_a_tool_is_told(tokenizer):
