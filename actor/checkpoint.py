@@ -22,10 +22,13 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from actor.background_writer import BackgroundWrite, use_thread_queue, writer_thread
+from actor.hf.tensor_placement import ADAPTER
+from actor.models.policy_model import PolicyModel
 from actor.optimizer_content import optimizer_content, restore_optimizer
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
+from rlpipe.model.weight_checks import weights_fingerprint
 from rlpipe.shared.checkpoint_folder import checkpoint_path, damaged_files, partial_path, publish, read_state
 from rlpipe.shared.errors import CheckpointError, DamagedCheckpointError
 
@@ -38,7 +41,10 @@ _SETTINGS = {
     "train_mtp": "actor.train_mtp",
     "frozen_parameters": "actor.frozen_parameters",
     "reference": "algorithm.kl.coefficient and model.reference_path",
+    "lora": "actor.lora",
+    "base": "the weights in model.path",
 }
+_LORA_SETTINGS = {"rank", "alpha", "use_rslora", "targets", "experts"}
 
 
 class Checkpointer:
@@ -161,8 +167,7 @@ def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
     """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators."""
     metadata = sharding_metadata()
     models = {
-        _chunk_key(trainer, index): chunk.sharded_state_dict(metadata=metadata)
-        for index, chunk in enumerate(trainer.policy)
+        _chunk_key(trainer, index): trained_content(chunk, metadata) for index, chunk in enumerate(trainer.policy)
     }
     content: dict[str, Any] = dict(models)
     optimizer = optimizer_content(trainer.optimizer.megatron, models, loading, metadata)
@@ -175,16 +180,31 @@ def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
     return content
 
 
+def trained_content(chunk: PolicyModel, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The chunk's sharded tensors; those of its adapters alone where it has some, since all others are those of
+    `model.path`."""
+    content = chunk.sharded_state_dict(metadata=metadata)
+    if chunk.lora is None:
+        return content
+    return {name: entry for name, entry in content.items() if ADAPTER.search(name)}
+
+
+def load_trained(chunk: PolicyModel, loaded: dict[str, Any]) -> None:
+    """Fill the chunk with what `dist_checkpointing.load` made of `trained_content`."""
+    found = chunk.load_state_dict(loaded, strict=chunk.lora is None)
+    if found.unexpected_keys:
+        raise CheckpointError(f"the model has no place for {', '.join(found.unexpected_keys[:3])} of the checkpoint")
+
+
 def _chunk_key(trainer: Trainer, index: int) -> str:
     return "model" if len(trainer.policy) == 1 else f"model{index}"
 
 
 def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: dict[str, Any]) -> dict[str, Any]:
     """The model's sharded tensors once more, under another name and with the reference's data."""
-    weights = dict(zip((id(p) for chunk in trainer.policy for p in chunk.parameters()), reference.weights, strict=True))
+    weights = dict(zip((id(parameter) for parameter in reference.parameters), reference.weights, strict=True))
     content = {
-        _chunk_key(trainer, index): chunk.sharded_state_dict(metadata=metadata)
-        for index, chunk in enumerate(trainer.policy)
+        _chunk_key(trainer, index): trained_content(chunk, metadata) for index, chunk in enumerate(trainer.policy)
     }
     for entry in nested_values(content):
         if isinstance(entry, ShardedTensor | ShardedTensorFactory) and id(entry.data) in weights:
@@ -195,7 +215,7 @@ def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: 
 
 def _restore(trainer: Trainer, loaded: dict[str, Any], progress: dict[str, Any]) -> None:
     for index, chunk in enumerate(trainer.policy):
-        chunk.load_state_dict(loaded[_chunk_key(trainer, index)], strict=True)
+        load_trained(chunk, loaded[_chunk_key(trainer, index)])
     restore_optimizer(trainer.optimizer.megatron, loaded.get("optimizer", {}), progress["applied_steps"])
     trainer.optimizer.applied_steps = progress["applied_steps"]
     trainer.counts = UpdateCounts(**progress["counts"])
@@ -213,16 +233,23 @@ def _progress(trainer: Trainer) -> dict[str, Any]:
 def _identity(trainer: Trainer) -> dict[str, Any]:
     """What must agree between a checkpoint and the configured run; plain JSON values."""
     actor = trainer.options.actor
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": actor.dtype,
         "train_mtp": actor.train_mtp,
         "frozen_parameters": sorted(actor.frozen_parameters),
         "reference": trainer.reference is not None,
     }
+    if actor.lora is not None:
+        # A checkpoint of a full run has neither, and one of adapters not the weights that they belong to.
+        settings |= {
+            "lora": actor.lora.model_dump(include=_LORA_SETTINGS),
+            "base": weights_fingerprint(trainer.options.model_path),
+        }
     return json.loads(json.dumps(trainer.description.maths | settings))
 
 
 def _check_identity(path: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
+    own = {"lora": None} | own
     key = next((key for key in own if saved.get(key) != own[key]), None)
     if key in _SETTINGS:
         raise CheckpointError(

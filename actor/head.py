@@ -13,6 +13,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
+from actor.layers.lora import HeadLora
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -20,6 +22,20 @@ class TokenScores:
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Of some tokens: logits are hidden @ weight.T, and low @ low_weight.T besides where the head has an adapter."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    low: torch.Tensor | None
+    low_weight: torch.Tensor | None
+
+    def part(self, rows: slice) -> "_Inputs":
+        low = None if self.low is None else self.low[rows]
+        return _Inputs(self.hidden[rows], self.weight, low, self.low_weight)
 
 
 @dataclass(frozen=True)
@@ -36,9 +52,12 @@ class _Shard:
             dist.all_reduce(values, op=op, group=self.group)
         return values
 
-    def logits(self, hidden: torch.Tensor, weight: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
+    def logits(self, inputs: "_Inputs", temperatures: torch.Tensor | None) -> torch.Tensor:
         """Float32 [chunk, columns], temperatures applied; padding of the vocabulary is cut off."""
-        logits = (hidden @ weight[: self.columns].t()).float()
+        logits = inputs.hidden @ inputs.weight[: self.columns].t()
+        if inputs.low is not None and inputs.low_weight is not None:
+            logits = logits.addmm_(inputs.low, inputs.low_weight[: self.columns].t())
+        logits = logits.float()
         return logits if temperatures is None else logits.div_(temperatures[:, None])
 
     def local_targets(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,6 +80,7 @@ def response_logprobs(
     entropy_gradient: bool = True,
     sequence_parallel: bool = False,
     group: dist.ProcessGroup | None = None,
+    adapter: HeadLora | None = None,
 ) -> TokenScores:
     """Natural log-probability of `targets[i]` under softmax(hidden[i] @ weight.T / temperatures[i]), and its
     entropy.
@@ -69,7 +89,7 @@ def response_logprobs(
     weight: [padded vocabulary / TP, h]. targets: int64 [t]. vocab_size: the real vocabulary; padded rows get no
     probability. temperatures: float32 [t], 1 when left out. rows: int64 positions to compute; the others are 0 and get
     no gradient. All TP ranks get the same values; the hidden states' gradient is summed over them. group: the TP group,
-    Megatron's own by default.
+    Megatron's own by default. adapter: of the head.
     """
     group = parallel_state.get_tensor_model_parallel_group() if group is None else group
     hidden = hidden.flatten(0, 1) if hidden.dim() == 3 else hidden
@@ -83,7 +103,8 @@ def response_logprobs(
     wanted = targets if rows is None else targets.index_select(0, rows)
     if temperatures is not None and rows is not None:
         temperatures = temperatures.index_select(0, rows)
-    logprobs, entropy = _HeadFunction.apply(chosen, weight, wanted, temperatures, shard, with_entropy)
+    low, low_weight = (None, None) if adapter is None else (adapter.low(chosen), adapter.b)
+    logprobs, entropy = _HeadFunction.apply(chosen, weight, low, low_weight, wanted, temperatures, shard, with_entropy)
     if not entropy_gradient:
         entropy = entropy.detach()
     if rows is not None:
@@ -101,32 +122,33 @@ class _HeadFunction(torch.autograd.Function):
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
+        low: torch.Tensor | None,
+        low_weight: torch.Tensor | None,
         targets: torch.Tensor,
         temperatures: torch.Tensor | None,
         shard: _Shard,
         with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = _Inputs(hidden, weight, low, low_weight)
         parts = [
-            _score_chunk(
-                shard.logits(hidden[rows], weight, _part(temperatures, rows)), targets[rows], shard, with_entropy
-            )
+            _score_chunk(shard.logits(inputs.part(rows), _part(temperatures, rows)), targets[rows], shard, with_entropy)
             for rows in _chunks(len(targets), shard.chunk_tokens)
         ]
         empty = torch.zeros(3, 0, dtype=torch.float32, device=hidden.device)
         logprobs, entropy, normalizer = torch.cat([empty, *parts], 1).unbind(0)
-        ctx.save_for_backward(hidden, weight, targets, temperatures, entropy, normalizer)
+        ctx.save_for_backward(hidden, weight, low, low_weight, targets, temperatures, entropy, normalizer)
         ctx.shard, ctx.with_entropy = shard, with_entropy
         return logprobs.clone(), entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logprob_gradient, entropy_gradient = gradients
-        hidden, weight, targets, temperatures, entropy, normalizer = ctx.saved_tensors
-        shard: _Shard = ctx.shard
-        hidden_gradient = torch.zeros_like(hidden)
-        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        *tensors, targets, temperatures, entropy, normalizer = ctx.saved_tensors
+        inputs, shard = _Inputs(*tensors), ctx.shard
+        found = _Gradients(inputs, ctx.needs_input_grad)
         for rows in _chunks(len(targets), shard.chunk_tokens):
-            logits = shard.logits(hidden[rows], weight, _part(temperatures, rows))
+            part = inputs.part(rows)
+            logits = shard.logits(part, _part(temperatures, rows))
             log_p = logits.sub_(normalizer[rows, None])
             p = log_p.exp()
             gradient = p * -logprob_gradient[rows, None]
@@ -137,10 +159,38 @@ class _HeadFunction(torch.autograd.Function):
                 gradient -= p.mul_(log_p.add_(entropy[rows, None])).mul_(entropy_gradient[rows, None])
             if temperatures is not None:
                 gradient.div_(temperatures[rows, None])
-            gradient = gradient.to(hidden.dtype)
-            hidden_gradient[rows] = gradient @ weight[: shard.columns]
-            weight_gradient[: shard.columns] += gradient.t() @ hidden[rows]
-        return shard.reduce(hidden_gradient), weight_gradient.to(weight.dtype), None, None, None, None
+            found.add(part, rows, gradient.to(inputs.hidden.dtype))
+        return (*found.finished(shard), None, None, None, None)
+
+
+class _Gradients:
+    """Gradients of `_Inputs`, of those weights alone that are trained."""
+
+    def __init__(self, inputs: _Inputs, needed: tuple[bool, ...]) -> None:
+        self._hidden = torch.zeros_like(inputs.hidden)
+        self._low = None if inputs.low is None else torch.zeros_like(inputs.low)
+        weights = (inputs.weight, inputs.low_weight)
+        self._weights = [
+            torch.zeros_like(weight, dtype=torch.float32) if weight is not None and wanted else None
+            for weight, wanted in zip(weights, (needed[1], needed[3]), strict=True)
+        ]
+
+    def add(self, part: _Inputs, rows: slice, gradient: torch.Tensor) -> None:
+        """gradient: of the logits of `rows`, [chunk, columns]."""
+        columns = gradient.shape[1]
+        self._hidden[rows] = gradient @ part.weight[:columns]
+        if self._low is not None and part.low_weight is not None:
+            self._low[rows] = gradient @ part.low_weight[:columns]
+        for total, features in zip(self._weights, (part.hidden, part.low), strict=True):
+            if total is not None and features is not None:
+                total[:columns] += gradient.t() @ features
+
+    def finished(self, shard: _Shard) -> tuple[torch.Tensor | None, ...]:
+        """Of hidden, weight, low and low_weight."""
+        dtype = self._hidden.dtype
+        weight, low_weight = (None if total is None else total.to(dtype) for total in self._weights)
+        low = None if self._low is None else shard.reduce(self._low)
+        return shard.reduce(self._hidden), weight, low, low_weight
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:

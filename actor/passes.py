@@ -14,7 +14,7 @@ from actor.head import response_logprobs
 from actor.losses.objective import objective
 from actor.losses.requirements import needs_entropy, needs_reference
 from actor.losses.types import LossOutput
-from actor.models.policy_model import head_weight
+from actor.models.policy_model import head_adapter, head_weight
 from actor.prepared import PreparedPack, loss_inputs, prepare, whole_pack
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.pack import Pack
@@ -113,6 +113,7 @@ def _scores(
         entropy_gradient=algorithm is not None and algorithm.entropy_coefficient > 0,
         sequence_parallel=parallel_state.get_tensor_model_parallel_world_size() > 1
         and _model_config(chunk).sequence_parallel,
+        adapter=head_adapter(chunk),
     )
     entropy = None if scores.entropy is None else whole_pack(scores.entropy, prepared)
     return whole_pack(scores.logprobs, prepared), entropy

@@ -1,35 +1,46 @@
-"""The reference policy: a second set of weights in host memory, swapped in for its forward passes."""
+"""The reference policy: a second set of what is trained, in host memory, swapped in for its forward passes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 
 from actor.device import host_buffer_like, synchronize
+from actor.hf.adapter_modules import adapters
 
 
 class ReferenceWeights:
-    """Copies of all parameters of this rank's chunks, and room for the policy's while they are swapped out."""
+    """Copies of `parameters`, and room for the policy's while they are swapped out."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        self._parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-        self.weights = [host_buffer_like(parameter) for parameter in self._parameters]
-        self._policy = [host_buffer_like(parameter) for parameter in self._parameters]
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.weights = [host_buffer_like(parameter) for parameter in self.parameters]
+        self._policy = [host_buffer_like(parameter) for parameter in self.parameters]
         self.take_policy()
+
+    @classmethod
+    def without_adapters(cls, chunks: Sequence[torch.nn.Module]) -> Self:
+        """The model as it is without its adapters: theirs are zero, which adds exactly nothing, and all other weights
+        are the policy's own."""
+        reference = cls([factor for lora in adapters(chunks) for factor in lora.parameters()])
+        for weight in reference.weights:
+            weight.zero_()
+        return reference
 
     def take_policy(self) -> None:
         """The policy's present weights become the reference."""
-        self._copy(self._parameters, self.weights)
+        self._copy(self.parameters, self.weights)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Within the block the model has the reference weights; afterwards the policy's are back, bit by bit."""
-        self._copy(self._parameters, self._policy)
-        self._copy(self.weights, self._parameters)
+        self._copy(self.parameters, self._policy)
+        self._copy(self.weights, self.parameters)
         try:
             yield
         finally:
-            self._copy(self._policy, self._parameters)
+            self._copy(self._policy, self.parameters)
 
     @torch.no_grad()
     def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

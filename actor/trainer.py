@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from actor.device import synchronize_compute
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
+from actor.hf.adapter_modules import install_adapters, without_dropout
+from actor.hf.adapter_weights import start_adapters
 from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.load_weights import load_hf
 from actor.hf.tensor_placement import global_name
@@ -41,13 +44,15 @@ Which = Literal["policy", "reference"]
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """What a trainer is built from. `total_steps`: optimizer steps of the run, the end of a learning-rate decay."""
+    """What a trainer is built from. `total_steps`: optimizer steps of the run, the end of a learning-rate decay.
+    `seed`: of adapters that begin afresh."""
 
     model_path: Path
     reference_path: Path | None
     keep_reference: bool
     actor: ActorConfig
     total_steps: int
+    seed: int = 0
 
 
 class Trainer:
@@ -59,6 +64,8 @@ class Trainer:
         self.layout = ActorLayout.of(options.actor)
         self.description: TrainableModel = trainable_model(options.model_path)
         self.policy: list[PolicyModel] = build_model(self.description, options.actor)
+        if options.actor.lora is not None:
+            install_adapters(self.policy, options.actor.lora)
         self.reference = self._load_weights()
         self._freeze()
         self.chunks = _wrap(self.policy)
@@ -127,14 +134,15 @@ class Trainer:
         """float32 [T] per pack, 0 where `loss_mask` is 0; [] except on the last pipeline stage."""
         self.memory.require("weights", "a log-probability pass")
         if which == "policy":
-            scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
+            weights: AbstractContextManager[None] = nullcontext()
         elif self.reference is None:
             raise ActorError(
                 "no reference policy is kept: set algorithm.kl.coefficient above 0 or give model.reference_path"
             )
         else:
-            with self.reference.swapped_in():
-                scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
+            weights = self.reference.swapped_in()
+        with weights, without_dropout(self.policy):
+            scored = score_packs(self.chunks, self.layout.filled(packs), self._head)
         return [
             logprobs[: pack.padded_tokens].float().cpu().numpy() for logprobs, pack in zip(scored, packs, strict=False)
         ]
@@ -166,11 +174,18 @@ class Trainer:
         if self.options.keep_reference and self.options.reference_path is not None:
             check_reference(self.description, trainable_model(self.options.reference_path))
             load_hf(self.policy, self.description, self.options.reference_path)
-            reference = ReferenceWeights(self.policy)
+            reference = ReferenceWeights(self._parameters())
             load_hf(self.policy, self.description, self.options.model_path)
             return reference
         load_hf(self.policy, self.description, self.options.model_path)
-        return ReferenceWeights(self.policy) if self.options.keep_reference else None
+        lora = self.options.actor.lora
+        if lora is not None:
+            start_adapters(self.policy, lora, self.options.seed)
+            return ReferenceWeights.without_adapters(self.policy) if self.options.keep_reference else None
+        return ReferenceWeights(self._parameters()) if self.options.keep_reference else None
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for chunk in self.policy for parameter in chunk.parameters()]
 
     def _freeze(self) -> None:
         if not self.options.actor.frozen_parameters:

@@ -25,6 +25,7 @@ from actor.device import (
     unused_memory_bytes,
 )
 from actor.early_compilation import compile_gated_delta_net
+from actor.hf.adapter_weights import save_adapters
 from actor.hf.policy_folder import save_hf
 from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
@@ -186,8 +187,10 @@ class ActorWorker:
 
     def save_hf(self, directory: Path, facts: PolicyFacts | None) -> None:
         self._trainer.memory.require("weights", "writing the policy")
-        source = model_folder(self._config.model.path)
+        source, lora = model_folder(self._config.model.path), self._config.actor.lora
         save_hf(self._trainer.policy, self._trainer.description, directory, source, facts)
+        if lora is not None:
+            save_adapters(self._trainer.policy, lora, directory / "adapter", self._config.model.path)
 
     def weight_plan(self) -> tuple[WeightBucket, ...]:
         return self._sender.plan
@@ -274,4 +277,5 @@ def trainer_options(config: Config) -> TrainerOptions:
         keep_reference=config.algorithm.kl.coefficient > 0 or reference is not None,
         actor=config.actor,
         total_steps=config.run.iterations * config.algorithm.updates_per_iteration,
+        seed=config.seed,
     )

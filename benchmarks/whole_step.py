@@ -3,6 +3,7 @@
 The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random weights; responses have a forced length.
 
     python benchmarks/whole_step.py                                    one GPU, responses of 2,048 and of 8,192 tokens
+    python benchmarks/whole_step.py --layers 8 actor.lora.rank=32      adapters, beside the same without them
     python benchmarks/whole_step.py --gpus 2 --tensor 2 --sequence --kl
     python benchmarks/whole_step.py --table --gpus 2 --expert 2        guard x Gated DeltaNet kernel, one row each
     python benchmarks/whole_step.py --tiny --vocabulary 320 --response-tokens 16 --prompts 2 --samples 2      a CPU

@@ -14,8 +14,8 @@ from layer_shapes import hybrid_config
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
-from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.run_estimate import Plan, plan
+from rlpipe.training.trained_share import planned_model
 
 PROJECT = Path(__file__).resolve().parent.parent
 _MOST_LAYERS = 40
@@ -91,7 +91,7 @@ class Setup:
 
     def plan(self, configuration: Path) -> Plan:
         config = load_config(configuration)
-        return plan(config, load_model(config.model.path), self.cluster)
+        return plan(config, planned_model(config), self.cluster)
 
     def _settings(self, case: Case, policy: str) -> dict[str, Any]:
         options = self.options

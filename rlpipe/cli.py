@@ -122,11 +122,12 @@ def train(
         if dry_run:
             from rlpipe.generation.inputs import load_inputs
             from rlpipe.training.policy_checks import check_algorithm, check_policy
+            from rlpipe.training.trained_share import trained_notes
 
             inputs = load_inputs(settings)
             check_policy(inputs.config)
             check_algorithm(inputs.config)
-            typer.echo(inputs.summary)
+            typer.echo("\n".join((inputs.summary, *trained_notes(inputs.config))))
             return
         from rlpipe.training.train import train as run_training
 
@@ -188,14 +189,19 @@ def evaluate(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = 
 def export_policy(
     run: Annotated[str, typer.Argument(metavar="RUN[@ITERATION]", help="Folder of a run; its newest checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run with adapters: the whole model, merged with them.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of that name.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint's policy in Hugging Face layout, on a CPU: for transformers, SGLang and vLLM."""
+    """Write a checkpoint's policy in Hugging Face layout, on a CPU: for transformers, SGLang and vLLM.
+
+    Of a run with adapters they alone are written, for PEFT, unless --merge is given."""
     with one_sentence(debug):
         from rlpipe.commands.export_policy import export_policy as run_export
 
-        typer.echo(f"{run_export(run, output, overwrite)} -> {output}")
+        typer.echo(f"{run_export(run, output, merge, overwrite)} -> {output}")
 
 
 @app.command(epilog=example("rlpipe report runs/first runs/second"))

@@ -1,21 +1,22 @@
 """Stream the policy out under Hugging Face names, parameter by parameter, without a full copy on any rank."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from actor.hf.adapter_modules import adapters_by_weight
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
+from actor.layers.lora import Lora
 from actor.models.policy_model import policy_of
 from rlpipe.model.description import TrainableModel
 
-__all__ = ["export_plan", "iter_export"]
+__all__ = ["export_plan", "iter_adapters", "iter_export"]
 
 
-@torch.no_grad()
 def iter_export(
     chunks: Sequence[torch.nn.Module], model: TrainableModel, *, everywhere: bool = False, with_mtp: bool = False
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
@@ -23,15 +24,34 @@ def iter_export(
 
     The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
     `everywhere`) and None elsewhere; it may be a view of the live parameter. Only one parameter is gathered at a time.
+    A weight with an adapter comes merged with it; its own stays as it is.
     with_mtp: also the trained multi-token-prediction layer, which rollout engines do not need.
     """
-    parameters = local_parameters(chunks)
+    entries = [
+        entry for entry in table_of(chunks, model) if entry.copy_of is None and (with_mtp or entry.layer != "mtp")
+    ]
+    return _iter_entries(chunks, entries, local_parameters(chunks), adapters_by_weight(chunks), everywhere)
+
+
+def iter_adapters(
+    chunks: Sequence[torch.nn.Module], entries: Sequence[Entry]
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """The same for the factors of adapters, under PEFT's names. entries: of `adapter_table`, all of the model's."""
+    return _iter_entries(chunks, entries, local_parameters(chunks, adapters=True), {}, everywhere=False)
+
+
+@torch.no_grad()
+def _iter_entries(
+    chunks: Sequence[torch.nn.Module],
+    entries: Sequence[Entry],
+    parameters: Mapping[tuple[str, bool], torch.nn.Parameter],
+    adapters: Mapping[str, Lora],
+    everywhere: bool,
+) -> Iterator[tuple[str, torch.Tensor | None]]:
     dtype = policy_of(chunks[0]).config.params_dtype
-    for entry in table_of(chunks, model):
-        if entry.copy_of is not None or (entry.layer == "mtp" and not with_mtp):
-            continue
+    for entry in entries:
         param = local_parameter(entry, parameters)
-        gathered = _gather(entry, param, everywhere) if param is not None else None
+        gathered = _gather(entry, param, adapters.get(entry.target), everywhere) if param is not None else None
         gathered = _to_first_stage(entry, gathered, dtype, everywhere)
         tensors = _sources(entry, gathered) if gathered is not None else [None] * len(entry.sources)
         for source, tensor in zip(entry.sources, tensors, strict=True):
@@ -45,15 +65,16 @@ def _feeds_rank_zero(group: dist.ProcessGroup) -> bool:
     return counterpart in dist.get_process_group_ranks(group)
 
 
-def _gather(entry: Entry, param: torch.Tensor, everywhere: bool) -> torch.Tensor | None:
+def _gather(entry: Entry, param: torch.Tensor, adapter: Lora | None, everywhere: bool) -> torch.Tensor | None:
     """[ranks x local values], flat; None on ranks from which nothing is needed."""
     shard = shard_group(entry)
     if not everywhere and not _feeds_rank_zero(shard.group):
         return None
+    own = (param.detach() if adapter is None else adapter.merged(param)).contiguous().flatten()
     if entry.split == "replicated" or shard.size == 1:
-        return param.detach().flatten()
+        return own
     flat = param.new_empty(shard.size * param.numel())
-    dist.all_gather_into_tensor(flat, param.detach().contiguous().flatten(), group=shard.group)
+    dist.all_gather_into_tensor(flat, own, group=shard.group)
     return flat
 
 

@@ -53,7 +53,7 @@ def save_hf(
         _write_configs(source, partial, policy_of(chunks[0]).config.params_dtype)
         if facts is not None:
             facts.write(partial)
-        _replace(partial, output)
+        replace_folder(partial, output)
     dist.barrier()
 
 
@@ -81,7 +81,8 @@ def _write_configs(source: Path, output: Path, dtype: torch.dtype) -> None:
         (output / "generation_config.json").write_text(json.dumps(generation | {"do_sample": True}, indent=2) + "\n")
 
 
-def _replace(partial: Path, final: Path) -> None:
+def replace_folder(partial: Path, final: Path) -> None:
+    """Let `partial` take the place of `final`, which may be there."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():

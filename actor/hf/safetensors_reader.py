@@ -1,5 +1,6 @@
 """Read slices of the safetensors files of a Hugging Face model folder and count every byte."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,8 @@ class HfCheckpoint:
         except SafetensorError as error:
             raise ModelError(f"{name} is listed in the index but not in {path} ({error})") from None
 
-    def _read(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+    def read_slice(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+        """Indices `start` to `stop` of a tensor along `axis` (0 or 1), on the CPU."""
         view = self._slice(name)
         tensor = view[start:stop] if axis == 0 else view[:, start:stop]
         self.bytes_read += tensor.numel() * tensor.element_size()
@@ -70,7 +72,7 @@ class HfCheckpoint:
             tensor = self._open[self.files[name]].get_tensor(name)
             self.bytes_read += tensor.element_size()
             return tensor
-        return self._read(name, 0, 0, shape[0])
+        return self.read_slice(name, 0, 0, shape[0])
 
     def as_stored(self, model: TrainableModel) -> TrainableModel:
         """`model` with its experts stored as in these files, which may differ from the folder it was read from."""
@@ -114,25 +116,34 @@ class HfCheckpoint:
 
     def read(self, entry: Entry, rank: int, size: int, shape: torch.Size) -> torch.Tensor:
         """One rank's shard of a parameter, in the files' dtype, on the CPU; reads each source's span of it once."""
-        pieces = list(entry.shard(rank, size))
-        spans: dict[int, tuple[int, int]] = {}
-        for piece in pieces:
-            low, high = spans.get(piece.source, (piece.start, piece.stop))
-            spans[piece.source] = min(low, piece.start), max(high, piece.stop)
-        blocks = {
-            source: self._read(entry.sources[source].name, entry.axis, *span)
-            for source, span in spans.items()
-            if source != PADDING
-        }
-        parts = []
-        for piece in pieces:
-            if piece.source == PADDING:
-                like = next(iter(blocks.values()), None)
-                dtype = torch.float32 if like is None else like.dtype
-                parts.append(torch.zeros((piece.size, *entry.sources[0].shape[1:]), dtype=dtype))
-            else:
-                parts.append(blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size))
-        return torch.cat(parts, entry.axis).reshape(shape)
+        return assemble(entry, rank, size, shape, self.read_slice)
+
+
+def assemble(
+    entry: Entry, rank: int, size: int, shape: torch.Size, read_slice: Callable[[str, int, int, int], torch.Tensor]
+) -> torch.Tensor:
+    """One rank's shard of a parameter from slices (name, axis, start, stop) of its sources, each asked for once."""
+    pieces = list(entry.shard(rank, size))
+    spans: dict[int, tuple[int, int]] = {}
+    for piece in pieces:
+        low, high = spans.get(piece.source, (piece.start, piece.stop))
+        spans[piece.source] = min(low, piece.start), max(high, piece.stop)
+    blocks = {
+        source: read_slice(entry.sources[source].name, entry.axis, *span)
+        for source, span in spans.items()
+        if source != PADDING
+    }
+    parts = []
+    for piece in pieces:
+        if piece.source == PADDING:
+            like = next(iter(blocks.values()), None)
+            dtype = torch.float32 if like is None else like.dtype
+            padding = list(entry.sources[0].shape)
+            padding[entry.axis] = piece.size
+            parts.append(torch.zeros(padding, dtype=dtype))
+        else:
+            parts.append(blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size))
+    return torch.cat(parts, entry.axis).reshape(shape)
 
 
 def unloaded_prefixes(model: TrainableModel, with_mtp: bool) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which entries of the weight table live on this rank, and under which local parameter name."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from actor.hf.weight_table import Entry, weight_table
 from actor.models.policy_model import PolicyModel, padded_vocabulary, policy_of
 from rlpipe.model.description import TrainableModel
 
+ADAPTER = re.compile(r"\.lora\d?\.[ab]$")
 DECODER_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
@@ -40,12 +41,19 @@ def has_mtp(chunks: Sequence[torch.nn.Module]) -> bool:
     return policy_of(chunks[0]).config.mtp_num_layers is not None
 
 
-def local_parameters(chunks: Sequence[torch.nn.Module]) -> dict[tuple[str, bool], torch.nn.Parameter]:
-    """(global Megatron name, second copy of the embedding) -> parameter, for all chunks of this rank."""
+def local_parameters(
+    chunks: Sequence[torch.nn.Module], adapters: bool = False
+) -> dict[tuple[str, bool], torch.nn.Parameter]:
+    """(global Megatron name, second copy of the embedding) -> parameter, for all chunks of this rank.
+
+    adapters: the factors of adapters, in place of the weights that a Hugging Face model has.
+    """
     found = {}
     for chunk in chunks:
         policy = policy_of(chunk)
         for name, param in policy.named_parameters():
+            if (ADAPTER.search(name) is not None) != adapters:
+                continue
             copied = name == "embedding.word_embeddings.weight" and not policy.pre_process
             found[(global_name(policy, name), copied)] = param
     return found
@@ -57,7 +65,9 @@ def global_name(policy: PolicyModel, name: str) -> str:
     return DECODER_LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + offset}.", name)
 
 
-def local_parameter(entry: Entry, parameters: dict[tuple[str, bool], torch.nn.Parameter]) -> torch.nn.Parameter | None:
+def local_parameter(
+    entry: Entry, parameters: Mapping[tuple[str, bool], torch.nn.Parameter]
+) -> torch.nn.Parameter | None:
     """This rank's parameter of an entry, None where another pipeline stage has it (or a tied weight needs no copy)."""
     return parameters.get((entry.target, entry.layer == "mtp" and entry.copy_of is not None))
 

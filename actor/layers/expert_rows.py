@@ -1,8 +1,12 @@
-"""Rows of tokens sorted by expert, and the way back: both directions gather, so gradients need no atomic additions."""
+"""Rows of tokens sorted by expert, their products with the experts' weights, and the way back.
+
+Both directions gather, so gradients need no atomic additions.
+"""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from actor.layers.fusion import fused
 
@@ -55,3 +59,16 @@ class SumRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (order,) = ctx.saved_tensors
         return gradients[0].index_select(0, order // ctx.experts_per_token), None, None
+
+
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows `offsets[e - 1]` to `offsets[e]` of x [n, in] times weight[e] transposed; weight: [experts, out, in].
+
+    The kernel wants rows of a multiple of 16 bytes; other sizes (only tiny models have them) are filled with zeros.
+    """
+    multiple = 16 // x.element_size()
+    wide, deep = -weight.shape[1] % multiple, -weight.shape[2] % multiple
+    if not wide and not deep:
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
+    filled = F.grouped_mm(F.pad(x, (0, deep)), F.pad(weight, (0, deep, 0, wide)).transpose(1, 2), offs=offsets)
+    return filled[:, : weight.shape[1]].contiguous()

@@ -1,6 +1,6 @@
 """Routed experts as two stacked weights and two grouped matrix products."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -8,20 +8,11 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
+from actor.layers.expert_lora import ExpertsLora, SharedExpertsLora
+from actor.layers.expert_rows import grouped_product
 from actor.layers.fusion import fused
 
-
-def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Rows `offsets[e - 1]` to `offsets[e]` of x [n, in] times weight[e] transposed; weight: [experts, out, in].
-
-    The kernel wants rows of a multiple of 16 bytes; other sizes (only tiny models have them) are filled with zeros.
-    """
-    multiple = 16 // x.element_size()
-    wide, deep = -weight.shape[1] % multiple, -weight.shape[2] % multiple
-    if not wide and not deep:
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
-    filled = F.grouped_mm(F.pad(x, (0, deep)), F.pad(weight, (0, deep, 0, wide)).transpose(1, 2), offs=offsets)
-    return filled[:, : weight.shape[1]].contiguous()
+_Lora: TypeAlias = ExpertsLora | SharedExpertsLora | None
 
 
 @fused
@@ -44,6 +35,9 @@ class GroupedExperts(MegatronModule):
     distributed optimizer gives each of those ranks its own part.
     """
 
+    lora1: "_Lora"
+    lora2: "_Lora"
+
     def __init__(
         self, num_local_experts: int, config: Any, submodules: object = None, pg_collection: Any = None
     ) -> None:
@@ -53,6 +47,8 @@ class GroupedExperts(MegatronModule):
         width, hidden = config.moe_ffn_hidden_size, config.hidden_size
         self.weight1 = self._weight((num_local_experts, 2 * width, hidden), config.init_method)
         self.weight2 = self._weight((num_local_experts, hidden, width), config.output_layer_init_method)
+        self.register_module("lora1", None)
+        self.register_module("lora2", None)
 
     def _weight(self, shape: tuple[int, ...], initialize: Any) -> torch.nn.Parameter:
         device = torch.cuda.current_device()
@@ -69,20 +65,31 @@ class GroupedExperts(MegatronModule):
     ) -> tuple[torch.Tensor, None]:
         """tokens: [n, hidden] sorted by expert; tokens_per_expert: [local experts]; probabilities: [n]."""
         if tokens.shape[0] == 0:
-            # No token came to this rank: keep every weight in the graph, so that its gradient is zero and not absent,
-            # and the probabilities, whose backward is an all-to-all that the other expert ranks wait in.
-            weights = self.weight1.sum() + self.weight2.sum()
-            return (tokens * probabilities.unsqueeze(-1) + 0 * weights).to(tokens.dtype), None
+            # No token came to this rank: keep every trained weight in the graph, so that its gradient is zero and not
+            # absent, and the probabilities, whose backward is an all-to-all that the other expert ranks wait in.
+            trained = sum(weight.sum() for weight in self.parameters() if weight.requires_grad)
+            return (tokens * probabilities.unsqueeze(-1) + 0 * trained).to(tokens.dtype), None
         offsets = tokens_per_expert.to(tokens.device).cumsum(0).to(torch.int32)
-        inner = weighted_swiglu(grouped_product(tokens, self.weight1, offsets), probabilities.unsqueeze(-1))
-        return grouped_product(inner, self.weight2, offsets), None
+        gate_up = self._product(tokens, self.weight1, offsets, self.lora1)
+        inner = weighted_swiglu(gate_up, probabilities.unsqueeze(-1))
+        return self._product(inner, self.weight2, offsets, self.lora2), None
+
+    def _product(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        offsets: torch.Tensor,
+        lora: _Lora,
+    ) -> torch.Tensor:
+        output = grouped_product(rows, weight, offsets)
+        return output if lora is None else lora.add_to(output, rows, offsets)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, ShardedTensor]:
         """The stacked weights, cut over expert-parallel ranks along the expert dimension."""
         prepended = len(sharded_offsets)
-        return {
+        state = {
             prefix + name: ShardedTensor.from_rank_offsets(
                 prefix + name,
                 getattr(self, name),
@@ -93,6 +100,10 @@ class GroupedExperts(MegatronModule):
             )
             for name in ("weight1", "weight2")
         }
+        for name, lora in (("lora1", self.lora1), ("lora2", self.lora2)):
+            if lora is not None:
+                state |= lora.sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
+        return state
 
     def backward_dw(self) -> None:
         """Weight gradients are never deferred here."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.ssm.gated_delta_net import _split_tensor_factory
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import (
     ensure_metadata_has_dp_cp_group,
@@ -21,6 +20,7 @@ from megatron.core.transformer.utils import (
 from actor.layers.context_parallel import heads_to_tokens, tokens_to_heads
 from actor.layers.fusion import fused
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
+from actor.layers.lora import LoraColumnLinear, LoraRowLinear
 from actor.layers.packed import PackedSequences
 from rlpipe.model.description import GatedDeltaNetSizes
 from rlpipe.shared.replaced_parts import relies_on
@@ -79,7 +79,7 @@ class GatedDeltaNet(MegatronModule):
         self.key_dim, self.value_dim = sizes.key_dim, sizes.value_dim
         self.kernels: GdnKernels = load_kernels(config.gdn_backend)
         linear = {"config": config, "bias": False, "is_expert": False, "tp_group": self.tensor_group}
-        self.in_proj = ColumnParallelLinear(
+        self.in_proj = LoraColumnLinear(
             config.hidden_size,
             ranks * sum(self.section_widths()),
             init_method=config.init_method,
@@ -91,7 +91,7 @@ class GatedDeltaNet(MegatronModule):
         self.dt_bias = self._per_head(config)
         self.A_log = self._per_head(config)
         self.out_norm = GatedNorm(config, self.value_dim)
-        self.out_proj = RowParallelLinear(
+        self.out_proj = LoraRowLinear(
             sizes.value_heads * self.value_dim,
             config.hidden_size,
             init_method=config.output_layer_init_method,

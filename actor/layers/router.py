@@ -55,10 +55,10 @@ class Logits(torch.autograd.Function):
         return x.float() @ weight.float().t()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         gradient = gradients[0].to(x.dtype)
-        return gradient @ weight, gradient.t() @ x
+        return gradient @ weight, gradient.t() @ x if ctx.needs_input_grad[1] else None
 
 
 def install_replay(layer: TransformerLayer, layer_index: int) -> None:

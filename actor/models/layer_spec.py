@@ -5,7 +5,6 @@ from typing import Any
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -20,6 +19,7 @@ from megatron.core.transformer.transformer_layer import (
 from actor.layers.attention import PackedAttention, PackedCoreAttention
 from actor.layers.experts import GroupedExperts
 from actor.layers.gated_delta_net import GatedDeltaNet
+from actor.layers.lora import LoraColumnLinear, LoraRowLinear
 from actor.layers.norm import Norm
 from actor.layers.router import ReplayRouter
 from rlpipe.model.description import LayerKind, TrainableModel
@@ -27,6 +27,12 @@ from rlpipe.model.description import LayerKind, TrainableModel
 
 class TorchSpecProvider(LocalSpecProvider):
     """Modules in plain torch: no Transformer Engine, no Apex, CPU and CUDA."""
+
+    def column_parallel_linear(self) -> type:
+        return LoraColumnLinear
+
+    def row_parallel_linear(self) -> type:
+        return LoraRowLinear
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
         return Norm
@@ -63,9 +69,9 @@ def _attention_spec(model: TrainableModel) -> ModuleSpec:
         module=PackedAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
+            linear_qkv=LoraColumnLinear,
             core_attention=PackedCoreAttention,
-            linear_proj=RowParallelLinear,
+            linear_proj=LoraRowLinear,
             q_layernorm=qk_norm,
             k_layernorm=qk_norm,
         ),

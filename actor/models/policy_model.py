@@ -5,28 +5,29 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.utils import unwrap_model
 
 from actor.head import response_logprobs
 from actor.layers.expert_dispatch import install_dispatch
+from actor.layers.lora import HeadLora, LoraColumnLinear
 from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
 from actor.layers.router import install_replay
 from actor.models.mtp import AddLoss
+from rlpipe.config.lora import LoraConfig
 from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import ActorError
 
 
-class HeadWeight(ColumnParallelLinear):
+class HeadWeight(LoraColumnLinear):
     """The vocab-parallel output layer, whose call returns its weight instead of logits.
 
     Calling the module (and not reading the attribute) lets DistributedDataParallel's pre-forward hook wait for an
     overlapped parameter gather first.
     """
 
-    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:  # type: ignore[override]
         """[padded vocabulary / TP, hidden]."""
         return self.weight
 
@@ -34,6 +35,7 @@ class HeadWeight(ColumnParallelLinear):
 class PolicyModel(GPTModel):
     """One pipeline chunk of the policy; call it with `PackInputs`.
 
+    lora: the adapters that `install_adapters` gave it, None where the model itself is trained.
     mtp_losses: weighted losses of multi-token prediction, one per trained pack, until `take_mtp_loss` collects them.
     """
 
@@ -48,6 +50,7 @@ class PolicyModel(GPTModel):
             **kwargs,
         )
         self.description = model
+        self.lora: LoraConfig | None = None
         self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
         install_dispatch(self)
@@ -56,6 +59,7 @@ class PolicyModel(GPTModel):
                 install_replay(layer, layer.layer_number - 1)
         if self.post_process:
             self.output_layer.__class__ = HeadWeight
+            self.output_layer.register_module("lora", None)
 
     def forward(self, inputs: PackInputs) -> torch.Tensor:
         """Hidden states [t, 1, h] of this rank's tokens (a 1/TP slice of them under sequence parallelism).
@@ -128,6 +132,11 @@ def head_weight(chunk: torch.nn.Module) -> torch.Tensor:
     policy = policy_of(chunk)
     weight = policy.output_layer()
     return policy.shared_embedding_or_output_weight() if weight is None else weight
+
+
+def head_adapter(chunk: torch.nn.Module) -> HeadLora | None:
+    """The adapter of the head of a last-stage chunk."""
+    return policy_of(chunk).output_layer.lora
 
 
 def padded_vocabulary(vocab_size: int) -> int:

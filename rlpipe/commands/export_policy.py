@@ -12,11 +12,13 @@ from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoint
 from rlpipe.shared.errors import CheckpointError, ConfigError, ResourceError
 
 
-def export_policy(run: str, output: Path, overwrite: bool = False) -> Path:
+def export_policy(run: str, output: Path, merge: bool = False, overwrite: bool = False) -> Path:
     """Write the policy of a run's newest checkpoint, or of `RUN@ITERATION`, to `output`; returns the checkpoint.
 
-    Raises ConfigError for a folder that holds no run or an output that is there already, CheckpointError for a
-    checkpoint that is not there or damaged, ResourceError where the disk is too small.
+    merge: of a run with adapters the whole model instead of the adapters, in PEFT's layout.
+
+    Raises ConfigError for a folder that holds no run, an output that is there already or a merge without adapters,
+    CheckpointError for a checkpoint that is not there or damaged, ResourceError where the disk is too small.
     """
     folder, iteration = _parse(run)
     directory = RunDirectory(folder)
@@ -28,15 +30,22 @@ def export_policy(run: str, output: Path, overwrite: bool = False) -> Path:
     checkpoint = _checkpoint(directory, iteration)
     state = read_state(checkpoint)
     source = model_folder(config.model.path)
-    _check_disk(source, output)
+    adapters = config.actor.lora is not None and not merge
+    if merge and config.actor.lora is None:
+        raise ConfigError(f"{folder} trained the whole model: leave out --merge")
+    if not adapters:
+        _check_disk(source, output)
     from rlpipe.training.policies import policy_facts
 
     facts = policy_facts(config, directory, state["iteration"])
     _on_a_cpu()
-    from actor.checkpoint_policy import export_checkpoint
+    from actor.checkpoint_policy import export_adapters, export_checkpoint
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    export_checkpoint(checkpoint, output.absolute(), source, config.actor, facts)
+    if adapters:
+        export_adapters(checkpoint, output.absolute(), source, config.actor, facts, base=config.model.path)
+    else:
+        export_checkpoint(checkpoint, output.absolute(), source, config.actor, facts)
     return checkpoint
 
 

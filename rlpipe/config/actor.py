@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlpipe.config.base import Section
 from rlpipe.config.comm_guard import CommGuardConfig
+from rlpipe.config.lora import LoraConfig
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.pack_multiples import pack_multiple
 
@@ -168,6 +169,9 @@ class ActorConfig(Section):
     frozen_parameters: list[str] = Field(default_factory=list)
     """Regular expressions of Hugging Face parameter names that are not trained."""
 
+    lora: LoraConfig | None = None
+    """Train low-rank adapters and freeze the model."""
+
     max_skipped_updates: int = Field(3, ge=1)
     """Consecutive skipped updates (non-finite loss or gradient) after which the run stops."""
 
@@ -198,6 +202,16 @@ class ActorConfig(Section):
             except (re.error, RecursionError, OverflowError) as error:
                 raise ValueError(f"{pattern[:80]!r} is not a regular expression: {error}") from None
         return patterns
+
+    @model_validator(mode="after")
+    def _adapters_are_all_that_is_trained(self) -> Self:
+        if self.lora is None:
+            return self
+        if self.frozen_parameters:
+            raise ValueError("actor.frozen_parameters and actor.lora, which freezes the whole model: leave one out")
+        if self.train_mtp:
+            raise ValueError("actor.train_mtp trains weights that actor.lora freezes: leave one out")
+        return self
 
     @model_validator(mode="after")
     def _layout_fills_the_processes(self) -> Self:

@@ -1,5 +1,6 @@
 """Memory of a GPU and of a node by part."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,10 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
-from rlpipe.estimate.parameters import model_parameters, stage_parameters
+from rlpipe.estimate.parameters import Parameters, model_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
+from rlpipe.flops.trained import UntrainedWork
 from rlpipe.model.description import ModelDescription
 from rlpipe.model.hub import is_cached
 from rlpipe.model.model_reader import describe_model
@@ -32,16 +34,33 @@ USED_SHARE_OF_SPARE = 0.8
 
 @dataclass(frozen=True)
 class Model:
-    """The model as the planner needs it. `architecture`: the class that config.json names."""
+    """The model as the planner needs it. `architecture`: the class that config.json names.
+
+    adapters: all that is trained where it is not the model itself; `untrained` is what that saves of the passes.
+    """
 
     shape: ModelShape
     tied: bool
     architecture: str = ""
     description: ModelDescription | None = None
+    adapters: Parameters | None = None
+    untrained: UntrainedWork = UntrainedWork()
 
     @property
     def parameters(self) -> int:
         return model_parameters(self.shape, self.tied).total
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have gradients and optimizer states."""
+        return self.parameters if self.adapters is None else self.adapters.total
+
+    def trained_in_stage(self, pipeline: int) -> Parameters:
+        """Those of the largest pipeline stage; adapters lie about evenly in all."""
+        if self.adapters is None:
+            return stage_parameters(self.shape, self.tied, pipeline)
+        share = (self.adapters.tensor, self.adapters.experts, self.adapters.whole)
+        return Parameters(*(math.ceil(count / pipeline) for count in share))
 
     @property
     def attention_layers(self) -> list[GroupedQueryAttention]:
@@ -78,10 +97,14 @@ def load_model(path: str) -> Model:
 
     Of a hub model that is in neither place, its config.json alone is downloaded.
     """
-    here = Path(path).exists() or is_cached(path)
-    path = Path(path).name if not here and (MODELS / Path(path).name).exists() else path
-    model = describe_model(path)
+    model = describe_model(path_or_bundled(path))
     return Model(model.shape, model.tied_embeddings, model.architecture, model)
+
+
+def path_or_bundled(path: str) -> str:
+    """`path`, or the name of the model in configs/models that it is before it is there."""
+    here = Path(path).exists() or is_cached(path)
+    return Path(path).name if not here and (MODELS / Path(path).name).exists() else path
 
 
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
@@ -109,14 +132,17 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     actor = config.actor
     element = _BYTES[actor.dtype]
     own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
+    trained = model.trained_in_stage(actor.parallel.pipeline).on_rank(actor.parallel)
     rows = model.shape.vocab_size // actor.parallel.tensor
     # Copies of a chunk's logits in the backward pass, and the head's gradient in float32. Never at the same time as a
     # layer that is computed again.
-    head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4 + rows * model.shape.hidden_size * 4
+    head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4
+    head += rows * model.shape.hidden_size * 4 if model.adapters is None else 0
     layer = recomputed_bytes(model.shape, actor, element, fused)
     return {
         "parameters": own * element,
-        "gradients": own * 4,
+        "adapters": 0 if model.adapters is None else trained * element,
+        "gradients": trained * 4,
         "activations": kept_bytes(model.shape, actor, element, fused),
         "recomputed layer" if layer > head else "logits chunk": max(layer, head),
         "weight sync": 0 if config.sft else 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
@@ -126,7 +152,7 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
 def _optimizer_bytes(config: Config, model: Model) -> float:
     """Masters and moments of one rank: sharded over the ranks that hold the same parameters."""
     actor, parallel = config.actor, config.actor.parallel
-    stage = stage_parameters(model.shape, model.tied, parallel.pipeline)
+    stage = model.trained_in_stage(parallel.pipeline)
     per_stage = actor.processes // parallel.pipeline
     dense = (stage.tensor / parallel.tensor + stage.whole) / (per_stage // parallel.tensor)
     experts = stage.experts / per_stage
@@ -172,7 +198,7 @@ def _host_parts(
             "engines": engines_here * sum(_engine(config, model, cluster).parts.values()),
         }
     if config.algorithm.kl.coefficient > 0 or config.model.reference_path:
-        own = stage_parameters(model.shape, model.tied, config.actor.parallel.pipeline).on_rank(config.actor.parallel)
+        own = model.trained_in_stage(config.actor.parallel.pipeline).on_rank(config.actor.parallel)
         parts["reference policy"] = here * own * _BYTES[config.actor.dtype]
     parts |= {
         "object store": config.ray.object_store_bytes,
@@ -187,7 +213,7 @@ def _disk_parts(config: Config, model: Model) -> dict[str, int]:
     else:
         moments = 2 * _BYTES[config.actor.optimizer.moments_dtype]
         # One more than are kept: the new one is complete before the oldest goes.
-        checkpoints = (config.checkpoint.keep + 1) * model.parameters * (_CHECKPOINT_BYTES + moments)
+        checkpoints = (config.checkpoint.keep + 1) * model.trained * (_CHECKPOINT_BYTES + moments)
     exported = model.parameters * _BYTES[config.actor.dtype] * _policies(config)
     return _present({"checkpoints": checkpoints, "exported policies": exported})
 

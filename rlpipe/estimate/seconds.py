@@ -60,13 +60,15 @@ def plan_seconds(
 def _training_flops(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> int:
     """Executed by forward and backward passes of all sequences, recomputation included."""
     recompute = config.actor.recompute
-    return lengths.samples * hardware_flops(
+    whole = hardware_flops(
         model.shape,
         [lengths.sequence_tokens],
         Recompute(recompute.chosen, frozenset(recompute.modules)),
         KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
         include_mtp=config.actor.train_mtp,
     )
+    saved = model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
+    return lengths.samples * (whole - saved)
 
 
 def _busy_share(config: Config, lengths: Lengths) -> float:
@@ -147,7 +149,7 @@ def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, mem
     """The update at the speed of the device's memory, on GPUs with the offloaded states on their way back to the host:
     the way there is hidden under the passes, and states that stay on the device need neither."""
     actor, speeds = config.actor, cluster.speeds
-    own = model.parameters / actor.processes
+    own = model.trained / actor.processes
     if not cluster.gpus:
         most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / actor.processes
         return own / min(actor.threads * speeds.cpu_gigabytes_per_second * 1e9 / _ADAM_BYTES, most)

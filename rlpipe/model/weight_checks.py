@@ -1,5 +1,6 @@
 """Which weights a model folder holds, and what is wrong with them, said before they are trained."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS = 8192
+_SAMPLES, _SAMPLE_BYTES = 16, 2**16
 
 
 def tensor_files(model_dir: Path) -> dict[str, Path]:
@@ -87,6 +89,19 @@ def check_finite(folder: Path, names: Iterable[str] | None = None) -> None:
                 f"{name} in {files[name]} holds values that are not finite: the folder is damaged or comes from a "
                 "training that diverged; use another one"
             )
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """A name for the weights in the folder's files: of their sizes and of samples of their content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(set(tensor_files(folder).values())):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * place // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _rows(file: Path, name: str) -> "Iterator[Tensor]":

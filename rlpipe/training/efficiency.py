@@ -1,12 +1,10 @@
 """Tokens, FLOPs and their shares of the device's peak, for one iteration's training, from real lengths."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from actor.hf.weight_table import export_plan
 from actor.train_report import RankUsage
 from rlpipe.batching import TrainingPacks
 from rlpipe.config.root import Config
@@ -18,13 +16,14 @@ from rlpipe.flops import (
     model_flops,
     tflops_per_gpu,
     utilization,
-    weight_gradient_flops,
 )
 from rlpipe.flops.peaks import peak_bf16_tflops
+from rlpipe.flops.trained import UntrainedWork
 from rlpipe.jit_monitor.jit_metrics import slowest_seconds
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.phases import TRAINING_PARTS
 from rlpipe.training.iteration import IterationRecord
+from rlpipe.training.trained_share import untrained_work
 
 _CALL_PHASES = ("train", "forward", "backward", "optimizer")
 _TRAIN_PHASES = ("ref_logprob", "old_logprob", "advantage", "pack", *TRAINING_PARTS)
@@ -33,23 +32,14 @@ _CHUNK_TOKENS = 64  # of FLA's and FlashQLA's delta rule
 
 @dataclass(frozen=True)
 class PolicyWork:
-    """What training a token costs. saved_token_flops: of a token, what the run saves because it does not train
-    `actor.frozen_parameters`; those of multi-token prediction count as trained."""
+    """What training the policy costs: its shape, and what is left of training all of it."""
 
     shape: ModelShape
-    saved_token_flops: int
+    untrained: UntrainedWork
 
 
 def policy_work(config: Config) -> PolicyWork:
-    model = trainable_model(config.model.path)
-    patterns = [re.compile(pattern) for pattern in config.actor.frozen_parameters]
-    frozen = [
-        (tensor.name, tensor.shape)
-        for tensor in export_plan(model)
-        if any(pattern.search(tensor.name) for pattern in patterns)
-    ]
-    saved = weight_gradient_flops(model.shape, frozen, tied=model.tied_embeddings)
-    return PolicyWork(model.shape, saved)
+    return PolicyWork(trainable_model(config.model.path).shape, untrained_work(config))
 
 
 def training_metrics(
@@ -66,7 +56,7 @@ def training_metrics(
     """
     lengths = [int(length) for step in packs.step_lengths_tokens for length in step]
     flops = model_flops(work.shape, lengths, include_mtp=config.actor.train_mtp)
-    trained = flops.train - work.saved_token_flops * sum(lengths)
+    trained = flops.train - work.untrained.flops(lengths)
     tokens, processes, seconds = sum(lengths), config.actor.processes, record.seconds(*TRAINING_PARTS)
     metrics = {
         "perf/trained_tokens": float(tokens),
@@ -123,4 +113,5 @@ def executed_flops(work: PolicyWork, config: Config, packs: TrainingPacks, kerne
         kernels,
         include_mtp=config.actor.train_mtp,
     )
-    return flops - work.saved_token_flops * sum(lengths)
+    # Layers that are computed again are passed by gradients whatever is trained.
+    return flops - work.untrained.flops(lengths, idle=recompute.chosen != "full")

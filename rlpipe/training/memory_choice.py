@@ -4,11 +4,11 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.estimate.automatic import choice_note, is_automatic, with_choice_of
-from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.present_cluster import present_cluster
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.training.placement import ray_cluster
+from rlpipe.training.trained_share import planned_model
 
 
 def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, tuple[str, ...]]:
@@ -22,7 +22,7 @@ def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, t
     if resume and saved.exists():
         chosen = with_choice_of(config, load_config(saved))
         return chosen, (f"{choice_note(config, chosen)}, as the run began",)
-    planned = plan(config, load_model(config.model.path), _cluster(config))
+    planned = plan(config, planned_model(config), _cluster(config))
     problems = tuple(f"warning: by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
     return planned.config, planned.notes + problems
 

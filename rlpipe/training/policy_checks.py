@@ -1,5 +1,9 @@
 """Whether the configured actor can train the policy as the algorithm says, said before anything starts."""
 
+from pathlib import Path
+
+from actor.hf.adapter_files import check_adapter_folder
+from actor.hf.adapter_table import adapter_table
 from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.safetensors_reader import check_stored_shapes
 from actor.losses.loss_registry import find_loss
@@ -11,13 +15,13 @@ from rlpipe.model.description import TrainableModel
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.model.weight_checks import check_tied_head
-from rlpipe.shared.errors import ModelError
+from rlpipe.shared.errors import ConfigError, ModelError
 
 
 def check_policy(config: Config) -> None:
     """Raise ModelError or ActorError, in one sentence, for a policy or a reference that `config.actor` cannot train:
-    its architecture, layout, frozen parameters, recomputation, sequences longer than its positions, stored shapes
-    unlike config.json, or a stored head that would be dropped.
+    its architecture, layout, frozen parameters, adapters, recomputation, sequences longer than its positions, stored
+    shapes unlike config.json, or a stored head that would be dropped.
 
     Reads configurations, headers and the head of a tied model, no other weights.
     """
@@ -26,6 +30,7 @@ def check_policy(config: Config) -> None:
     check_actor(policy, config.actor)
     if config.actor.frozen_parameters:
         frozen_targets(policy, config.actor)
+    _check_adapters(config, policy)
     check_stored_shapes(policy, folder, config.actor.train_mtp)
     check_tied_head(policy, folder)
     _check_positions(config, policy)
@@ -35,6 +40,20 @@ def check_policy(config: Config) -> None:
         check_reference(policy, reference)
         check_stored_shapes(policy, folder, config.actor.train_mtp)
         check_tied_head(reference, folder)
+
+
+def _check_adapters(config: Config, policy: TrainableModel) -> None:
+    lora = config.actor.lora
+    if lora is None:
+        return
+    table = adapter_table(policy, lora, padded_vocab_size=policy.vocab_size)
+    if lora.start_path is not None:
+        check_adapter_folder(Path(lora.start_path), table, lora)
+    if config.model.reference_path is not None:
+        raise ConfigError(
+            f"model.reference_path is {config.model.reference_path}, but with actor.lora the reference is the model "
+            "without its adapters: leave it out"
+        )
 
 
 def check_algorithm(config: Config) -> None:

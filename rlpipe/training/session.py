@@ -37,6 +37,7 @@ from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_algorithm, check_policy
+from rlpipe.training.trained_share import trained_notes
 from rlpipe.training.weight_sync import WeightSync
 from rlpipe.training.workers import Bundles, StartClock, open_cluster, open_workers
 from rollout.pool import RolloutPool
@@ -146,7 +147,7 @@ def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
         check_algorithm(config)
     for made in inputs.made:
         console.say(f"made {made}")
-    for note in (*inputs.notes, *choices):
+    for note in (*inputs.notes, *choices, *trained_notes(config)):
         console.say(note)
     opened = open_run_directory(config, opening, inputs.training.fingerprint, console.say)
     with opened as directory, explained_end(directory), CleanupStack() as stack:
@@ -231,7 +232,8 @@ def _warm_start(
     if settings is not None:
         with clock.task("policy", f"warm start, up to {settings.steps} supervised steps"):
             result = warm_start(inputs, settings, actor, console)
-            if inputs.config.algorithm.kl.coefficient > 0:
+            # Adapters have theirs in every checkpoint.
+            if inputs.config.algorithm.kl.coefficient > 0 and inputs.config.actor.lora is None:
                 actor.save_hf(directory.reference)
         console.say(f"warm start: {result.steps} supervised steps, last loss {result.loss:.3f} nats a token")
     return RunState()

@@ -40,6 +40,7 @@ from rlpipe.training.opening import Opening, discard_replaced, open_run_director
 from rlpipe.training.placement import Placement, actor_placement, ray_cluster
 from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_policy
+from rlpipe.training.trained_share import trained_notes
 from rlpipe.training.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")
@@ -171,7 +172,7 @@ def read_supervised_inputs(config: Config, resumed: bool) -> SupervisedInputs:
     config, choices = with_memory_choices(with_pinned_models(config), resumed)
     check_policy(config)
     examples = load_examples(config, settings, load_tokenizer(config.model.path))
-    return SupervisedInputs(config, settings, examples, tuple(choices))
+    return SupervisedInputs(config, settings, examples, (*choices, *trained_notes(config)))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What the model tests share: tiny random checkpoints of every family, and transformers' answers for packs."""
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -248,8 +249,11 @@ def _zero_centered_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -
 
 
 def in_worker(rank: int, count: int, *calls: tuple[Any, ...]) -> list[Any]:
-    """Call functions of `model_workers`, each given as (name, arguments ...); only workers import that module, because
-    it brings in Megatron. One worker for many calls: its imports cost more than they do."""
-    import model_workers
-
-    return [getattr(model_workers, name)(rank, count, *arguments) for name, *arguments in calls]
+    """Call functions of `model_workers`, or of "module.function", each given as (name, arguments ...); only workers
+    import those modules, because they bring in Megatron. One worker for many calls: its imports cost more than they
+    do."""
+    answers = []
+    for name, *arguments in calls:
+        module, _, function = name.rpartition(".")
+        answers.append(getattr(importlib.import_module(module or "model_workers"), function)(rank, count, *arguments))
+    return answers

@@ -41,7 +41,7 @@ from rlpipe.shared.errors import ModelError
 from rlpipe.shared.pack import Pack
 
 
-def _each_layout(
+def each_layout(
     count: int,
     layouts: dict[str, tuple[dict[str, Any], dict[str, Path]]],
     work: Callable[[tuple[str, str], Path, ActorConfig], Any],
@@ -69,7 +69,7 @@ def train_layouts(
     (model, layout) -> [(gradient norm, loss, multi-token-prediction loss)] or a traceback. Process groups are made once
     per layout: they cost more than training.
     """
-    return _each_layout(count, layouts, lambda _, path, actor: _train(path, actor, steps))
+    return each_layout(count, layouts, lambda _, path, actor: _train(path, actor, steps))
 
 
 def _train(path: Path, actor: ActorConfig, steps: list[list[Pack]]) -> list[tuple[float, ...]]:
@@ -125,7 +125,7 @@ def exchange_weights(
     (model, layout) -> (bytes read, exported names, whether all tensors are the checkpoint's) or a traceback; the saved
     folder is `output / layout / model`.
     """
-    return _each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
+    return each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
 
 
 def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[str], bool]:
@@ -179,7 +179,7 @@ def gradients_of_layouts(
 
     Only layouts whose data-parallel size is 1.
     """
-    return _each_layout(count, layouts, lambda _, path, actor: _gradients(path, actor, pack))
+    return each_layout(count, layouts, lambda _, path, actor: _gradients(path, actor, pack))
 
 
 def _gradients(path: Path, actor: ActorConfig, pack: Pack) -> dict[str, NDArray[np.float32]]:

@@ -35,13 +35,13 @@ def _plan(config: Config) -> Check:
     import psutil
 
     from rlpipe.config.cluster import ClusterConfig
-    from rlpipe.estimate.memory import load_model
     from rlpipe.estimate.run_estimate import plan
+    from rlpipe.training.trained_share import planned_model
 
     name = "memory for the run"
     here = {"kind": "local", "node": {"memory_gigabytes": psutil.virtual_memory().total / 1e9}}
     try:
-        memory = plan(config, load_model(config.model.path), ClusterConfig.model_validate(here)).memory
+        memory = plan(config, planned_model(config), ClusterConfig.model_validate(here)).memory
     except RlpipeError as error:
         if config.prepare.policy is not None:
             return ok(name, f"{config.model.path} is made at the start, and is small")

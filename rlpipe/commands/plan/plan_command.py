@@ -8,10 +8,11 @@ from pathlib import Path
 from rlpipe.commands.clusters import load_cluster, settings_of
 from rlpipe.config.load import load_config
 from rlpipe.estimate.layouts import BetterLayout, better_layout
-from rlpipe.estimate.memory import load_model
+from rlpipe.estimate.memory import Model
 from rlpipe.estimate.nearest import nearest_setting
 from rlpipe.estimate.run_estimate import Plan, in_units, plan, planned_lengths
 from rlpipe.shared.errors import ConfigError
+from rlpipe.training.trained_share import planned_model
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Answer:
             "gpus": planned.cluster.gpus,
             "idle_gpus": planned.idle_gpus,
             "parameters": planned.model.parameters,
+            "trained_parameters": planned.model.trained,
             "memory": [
                 {"name": need.name, "bytes": dict(need.parts), "total_bytes": need.total, "limit_bytes": need.have}
                 for need in planned.needs
@@ -91,7 +93,7 @@ def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_t
             f"--response-tokens is {response_tokens}, but rollout.sampling.ignore_eos lets every response meet its "
             f"limit of {lengths.response_tokens} tokens: leave it out"
         )
-    planned = plan(config, load_model(config.model.path), cluster, response_tokens)
+    planned = plan(config, planned_model(config), cluster, response_tokens)
     tokens = response_tokens or lengths.response_tokens
     if planned.problems:
         nearest = _nearest(path, overrides, planned)
@@ -118,8 +120,14 @@ def _title(planned: Plan, cluster_name: str) -> str:
     hardware = f"{cluster.nodes} x {cluster.node.gpus} GPUs of {cluster.node.gpu_memory_gigabytes:g} GB"
     return (
         f"{planned.config.run.name} on {cluster_name} ({hardware if cluster.gpus else 'no GPU'}): "
-        f"{planned.model.parameters / 1e9:,.3g} B parameters"
+        f"{planned.model.parameters / 1e9:,.3g} B parameters{_trained_share(planned.model)}"
     )
+
+
+def _trained_share(model: Model) -> str:
+    if model.adapters is None:
+        return ""
+    return f", {model.trained / 1e6:,.3g} M of adapters trained ({model.trained / model.parameters:.3%})"
 
 
 def _memory_lines(planned: Plan) -> list[str]:
