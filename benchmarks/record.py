@@ -65,6 +65,11 @@ BENCHMARKS = {
         "Calls that the policy skips may cost 1 % more than without the guard.",
     ),
     "monitoring_overhead": ("What monitoring costs", "At most 0.5 % of a step is allowed."),
+    "agents": (
+        "Agents",
+        "The driver's own time for a turn of an agent is to stay below 1 ms beside the tokenizer's; a thousand "
+        "episodes are to run at once in one process.",
+    ),
     "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
     "modes": (
         "Rollout modes",
@@ -92,6 +97,7 @@ QUESTIONS = {
     "packing": "How much of a pack is padding?",
     "comm_guard": "What does the guard of collectives cost?",
     "monitoring_overhead": "What does measuring cost?",
+    "agents": "What does an agent's turn cost the driver?",
     "rewards": "How many responses can be graded in a second?",
     "cpu_step": "How does it compare on a CPU?",
 }

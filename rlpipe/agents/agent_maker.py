@@ -69,6 +69,7 @@ class AgentMaker:
         self._runner: AgentRunner = self._start_runner()
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self._places = asyncio.Semaphore(self._settings.concurrency)
+        self._interruptions = 0
         self._running: dict[str, _Running] = {}
         self._suspended: dict[str, _Running] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,11 +81,15 @@ class AgentMaker:
             return await self._attend(request, suspended)
         if suspended is not None:
             await self._end(suspended)
+        interruptions = self._interruptions
         async with self._places:
+            if interruptions != self._interruptions:
+                return Responded(None)  # while it waited for its place
             return await self._attend(request, await self._start(request))
 
     async def interrupt(self, abort: Callable[[], Awaitable[None]]) -> None:
-        """Running episodes are interrupted now, wherever their agents are."""
+        """Running episodes are interrupted now, wherever their agents are; those that wait do not begin."""
+        self._interruptions += 1
         episodes = [running.episode for running in self._running.values()]
         for episode in episodes:
             episode.hold()

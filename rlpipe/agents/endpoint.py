@@ -205,11 +205,13 @@ def _is_anthropic(request: Request) -> bool:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    size = request.headers.get("content-length", "0")
-    if not size.isdigit() or int(size) > _MOST_BODY_BYTES:
-        raise Refusal(f"the request is larger than {_MOST_BODY_BYTES} bytes", status=413, code="request_too_large")
+    read = bytearray()
+    async for part in request.stream():
+        read += part
+        if len(read) > _MOST_BODY_BYTES:
+            raise Refusal(f"the request is larger than {_MOST_BODY_BYTES} bytes", status=413, code="request_too_large")
     try:
-        body = orjson.loads(await request.body())
+        body = orjson.loads(read)
     except orjson.JSONDecodeError as error:
         raise Refusal(f"the request is no JSON: {error}") from None
     if not isinstance(body, dict):

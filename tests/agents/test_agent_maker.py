@@ -191,6 +191,22 @@ def test_interrupting_reaches_agents_between_their_requests(tokenizer):
         assert stopped.episode is None and stopped.partial.token_ids == policy.written[0].generation.token_ids
 
 
+def test_agents_that_wait_for_a_place_do_not_begin_after_an_interruption(tokenizer):
+    policy = RandomPolicy(tokenizer)
+    settings = config_of(partial=True, run="sample_agents:hangs_after_a_turn", concurrency=1)
+
+    async def abort():
+        return
+
+    with Maker(tokenizer, policy, settings) as maker:
+        made = [maker.start(request_of(f"g-{number:03d}")) for number in range(3)]
+        while not policy.written:
+            asyncio.run(asyncio.sleep(0.01))
+        maker.loop.submit(maker.maker.interrupt(abort)).result(WAIT_SECONDS)
+        assert [one.result(WAIT_SECONDS).episode for one in made] == [None] * 3
+    assert len(policy.written) == 1
+
+
 def test_an_error_of_the_engines_ends_the_run_and_not_the_episode(tokenizer):
     policy = RandomPolicy(tokenizer)
 

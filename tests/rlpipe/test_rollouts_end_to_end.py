@@ -43,3 +43,17 @@ def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_agai
     assert any(row.get("rollout/samples_continued_count", 0) > 0 for row in rows)
     assert any(row["rollout/off_policy_share"] > 0 for row in rows)
     assert all(row["rollout/samples_count"] == 32 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["rollout.mode=sync", "rollout.mode=async"])
+def test_an_agent_s_episodes_are_trained_on_the_tokens_that_the_engine_sampled(tmp_path, mode):
+    agent = ["rollout.generate.function=agent", "rollout.generate.agent.run=rlpipe.agents.example_agent:asks_twice"]
+    settings = [*_NO_EXTRAS, _AGAINST_ACTOR, *agent, mode, "rollout.max_response_tokens=96"]
+    run_command("train", *run_arguments(tmp_path, *settings, "algorithm.aggregation=episode_mean"))
+    rows = metric_rows(tmp_path / "small")[-4:]
+    assert all(row["rollout/episodes_count"] == 32 and row["rollout/failed_count"] == 0 for row in rows)
+    assert all(row["agent/continued_requests_count"] > 0 and row["agent/divergences_count"] == 0 for row in rows)
+    assert any(row["episode/turns_max"] == 2 for row in rows)
+    on_policy = [row for row in rows if row["rollout/off_policy_share"] == 0]
+    assert on_policy and all(row["mismatch/logprob_abs_max"] < 1e-4 for row in on_policy)
