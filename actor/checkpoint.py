@@ -249,7 +249,7 @@ def _identity(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check_identity(path: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
-    own = {"lora": None} | own
+    own = {"architecture": own["architecture"], "lora": None} | own  # what is told first
     key = next((key for key in own if saved.get(key) != own[key]), None)
     if key in _SETTINGS:
         raise CheckpointError(
