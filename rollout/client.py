@@ -10,21 +10,21 @@ import ray
 from rlpipe.shared.errors import EngineFailure, RlpipeError, RolloutError
 from rlpipe.shared.sample import Status
 from rollout.answer_check import why_unusable
-from rollout.dispatch import Dispatcher
+from rollout.dispatch import Dispatcher, RoutingCounts
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, Generation
 
 
 class EngineClient:
-    """Sends each request to the engine with the fewest tokens in flight; requests made together travel together.
+    """Sends each request to the engine that its `Dispatcher` chooses; requests made together travel together.
 
     What a lost engine did not answer goes to others, or waits until one serves again. `translate` makes one of our
     errors out of one of Ray's. An error that no restart can cure, and the failure that no restart is left for, are the
     error of every request in flight and of all later ones.
 
     keep_tokens: responses of a lost engine go on from the tokens that it told; else they start again, which gives the
-    same bits as if it had not been lost.
+    same bits as if it had not been lost. follow_prefixes: requests go where their prefix is in the cache.
     """
 
     def __init__(
@@ -33,11 +33,12 @@ class EngineClient:
         requests_per_engine: int,
         translate: Callable[[RunningEngine, ray.exceptions.RayError], RlpipeError],
         keep_tokens: bool,
+        follow_prefixes: bool = True,
     ) -> None:
         self._fleet = fleet
         self._translate = translate
         self._keep_tokens = keep_tokens
-        self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine)
+        self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine, follow_prefixes)
         self._requests: dict[str, GenerateRequest] = {}
         self._answers: dict[str, asyncio.Future[Generation]] = {}
         self._owners: dict[str, RunningEngine] = {}
@@ -77,6 +78,10 @@ class EngineClient:
     def busy_engines(self) -> list[int]:
         """Engines that owe an answer."""
         return self._dispatcher.busy_engines()
+
+    def take_routing(self) -> RoutingCounts:
+        """Of conversations, since the last call. From any thread."""
+        return self._dispatcher.take_counts()
 
     def running_lengths(self) -> list[int]:
         """Tokens of each response that is still being written, as far as health probes have told. From any thread."""

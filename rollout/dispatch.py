@@ -1,39 +1,67 @@
-"""Which engine gets which request: the one with the fewest tokens in flight that has room."""
+"""Which engine gets which request: the one that has its prefix in the cache, unless balance says otherwise."""
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from rollout.requests import GenerateRequest
+
+_GROUP_SHARE = 1.1
+_CONVERSATION_SHARE = 1.5
+_SPARE_REQUESTS = 4
+_REMEMBERED_HOMES = 2**17
+
+
+@dataclass(frozen=True)
+class RoutingCounts:
+    """later_turns: requests of conversations that had an engine already; moved_turns: those that went to another, since
+    theirs was lost or overloaded."""
+
+    later_turns: int = 0
+    moved_turns: int = 0
 
 
 class Dispatcher:
     """Hands out requests in their order, urgent ones first. A request in flight counts with the most tokens that it
-    may become.
+    may become; the load of an engine is their sum.
+
+    A new request goes to the engine with the least load. The next turn of its conversation follows it, up to 1.5 times
+    the fair share of the load and four requests more: the whole history is in that engine's cache. The other samples of
+    its group follow it up to 1.1 times the fair share: they have the prompt in common. The fair share counts what still
+    waits. Without `follow_prefixes` every request is new.
 
     An engine has room for `requests_per_engine` requests. That is more than it runs at a time, so that it never waits
     for the driver; what is not handed out yet goes to the engine that turns out to be faster.
     """
 
-    def __init__(self, engines: int, requests_per_engine: int) -> None:
+    def __init__(self, engines: int, requests_per_engine: int, follow_prefixes: bool = True) -> None:
         self._waiting: deque[GenerateRequest] = deque()
         self._urgent: deque[GenerateRequest] = deque()
+        self._waiting_tokens = 0
         self._tokens = [0] * engines
         self._requests = [0] * engines
         self._limit = requests_per_engine
-        self._serving: Collection[int] = range(engines)
+        self._serving: Mapping[int, object] = dict.fromkeys(range(engines))
+        self._homes = _Homes() if follow_prefixes else None
+        self._later_turns = 0
+        self._moved_turns = 0
 
     def add(self, request: GenerateRequest) -> None:
         self._queue(request).append(request)
+        self._waiting_tokens += request.most_tokens
 
     def put_back(self, engine: int, requests: Sequence[GenerateRequest]) -> None:
         """Requests that were handed to `engine`, which is lost, are the next ones again."""
         for request in reversed(requests):
             self.finished(engine, request)
             self._queue(request).appendleft(request)
+            self._waiting_tokens += request.most_tokens
 
-    def serve_by(self, engines: Collection[int]) -> None:
-        """Only these get requests from now on."""
-        self._serving = frozenset(engines)
+    def serve_by(self, engines: Mapping[int, object]) -> None:
+        """Only these get requests from now on. An index with another object than before has an empty cache."""
+        if self._homes is not None:
+            self._homes.see(engines)
+        self._serving = dict(engines)
 
     def assign(self) -> dict[int, list[GenerateRequest]]:
         """Requests to send now, by engine."""
@@ -42,8 +70,9 @@ class Dispatcher:
             free = [engine for engine in sorted(self._serving) if self._requests[engine] < self._limit]
             if not free:
                 break
-            engine = min(free, key=lambda index: self._tokens[index])
+            engine = self._choose(waiting[0], free)
             request = waiting.popleft()
+            self._waiting_tokens -= request.most_tokens
             self._requests[engine] += 1
             self._tokens[engine] += request.most_tokens
             batches.setdefault(engine, []).append(request)
@@ -58,11 +87,75 @@ class Dispatcher:
         waiting = [*self._urgent, *self._waiting]
         self._urgent.clear()
         self._waiting.clear()
+        self._waiting_tokens = 0
         return waiting
 
     def busy_engines(self) -> list[int]:
         """Engines with requests in flight."""
         return [engine for engine, count in enumerate(self._requests) if count]
 
+    def take_counts(self) -> RoutingCounts:
+        """Since the last call."""
+        counts = RoutingCounts(self._later_turns, self._moved_turns)
+        self._later_turns = self._moved_turns = 0
+        return counts
+
+    def _choose(self, request: GenerateRequest, free: Collection[int]) -> int:
+        least = min(free, key=lambda engine: self._tokens[engine])
+        if self._homes is None:
+            return least
+        home = self._homes.of_conversation(request)
+        if home is None:
+            home = self._homes.of_group(request)
+            engine = least if home is None or not self._may_follow(home, request, free, _GROUP_SHARE, 0) else home
+        else:
+            spare = _SPARE_REQUESTS * request.most_tokens
+            follows = self._may_follow(home, request, free, _CONVERSATION_SHARE, spare)
+            engine = home if follows else least
+            self._later_turns += 1
+            self._moved_turns += not follows
+        self._homes.note(request, engine)
+        return engine
+
+    def _may_follow(
+        self, home: int, request: GenerateRequest, free: Collection[int], share: float, spare_tokens: int
+    ) -> bool:
+        """Whether `home` has room, and a load of at most `share` times the fair one and `spare_tokens`."""
+        in_flight = sum(self._tokens[engine] for engine in self._serving)
+        fair_tokens = (in_flight + self._waiting_tokens) / len(self._serving)
+        return home in free and self._tokens[home] + request.most_tokens <= share * fair_tokens + spare_tokens
+
     def _queue(self, request: GenerateRequest) -> deque[GenerateRequest]:
         return self._urgent if request.urgent else self._waiting
+
+
+class _Homes:
+    """The engine that answered last for each conversation, and for each group; the oldest ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, object] = {}
+        self._homes: OrderedDict[tuple[str, str], tuple[int, object]] = OrderedDict()
+
+    def see(self, engines: Mapping[int, object]) -> None:
+        self._engines |= engines
+
+    def of_conversation(self, request: GenerateRequest) -> int | None:
+        """None for its first turn, -1 for an engine that is no more."""
+        return self._of("conversation", request.conversation_id)
+
+    def of_group(self, request: GenerateRequest) -> int | None:
+        return self._of("group", request.group_id)
+
+    def note(self, request: GenerateRequest, engine: int) -> None:
+        for key in (("conversation", request.conversation_id), ("group", request.group_id)):
+            if key[1]:
+                self._homes[key] = (engine, self._engines.get(engine))
+                self._homes.move_to_end(key)
+        while len(self._homes) > _REMEMBERED_HOMES:
+            self._homes.popitem(last=False)
+
+    def _of(self, kind: str, name: str) -> int | None:
+        if not name or (home := self._homes.get((kind, name))) is None:
+            return None
+        engine, identity = home
+        return engine if self._engines.get(engine) is identity else -1

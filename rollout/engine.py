@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,22 @@ _LIVENESS_SECONDS = 0.5
 _STOPPED_LOOKS = 3  # a debugger may stop a process for a moment
 _IDLE_SECONDS = 30.0
 _IDLE_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What SGLang did for a request; see `Generation`."""
+
+    retractions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def with_more(self, more: "_Work") -> "_Work":
+        return _Work(
+            self.retractions + more.retractions,
+            self.prompt_tokens + more.prompt_tokens,
+            self.cached_tokens + more.cached_tokens,
+        )
 
 
 class Engine:
@@ -312,15 +329,15 @@ class Engine:
 
     async def _generate_one(self, request: GenerateRequest) -> Generation:
         begin, aborts = time.perf_counter(), self._aborts
-        limit, ends, retractions = request.sampling.max_new_tokens, self._end_ids(request.sampling), 0
+        limit, ends, work = request.sampling.max_new_tokens, self._end_ids(request.sampling), _Work()
         # What was partial may be whole: asked for no token, SGLang answers with the log-probability of one.
         partial, status = interrupted(request.partial, ends, (), limit)
         while status is Status.ABORTED and self._aborts == aborts:
             async with self._pause.running():
                 if self._aborts != aborts:
                     break
-                partial, status, restarts = await self._ask(request, partial)
-            retractions += restarts
+                partial, status, more = await self._ask(request, partial)
+            work = work.with_more(more)
             if status is Status.ABORTED:
                 partial, status = interrupted(partial, ends, request.sampling.stop, limit)
         return Generation(
@@ -331,12 +348,14 @@ class Engine:
             versions=partial.versions,
             engine=self._setup.index,
             seconds=time.perf_counter() - begin,
-            retractions=retractions,
+            retractions=work.retractions,
             routes=partial.routes,
+            prompt_tokens=work.prompt_tokens,
+            cached_tokens=work.cached_tokens,
         )
 
-    async def _ask(self, request: GenerateRequest, partial: PartialResponse) -> tuple[PartialResponse, Status, int]:
-        """Lets SGLang go on; also how often a full KV pool made it start over."""
+    async def _ask(self, request: GenerateRequest, partial: PartialResponse) -> "tuple[PartialResponse, Status, _Work]":
+        """Lets SGLang go on."""
         from sglang.srt.managers.io_struct import GenerateReqInput
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
@@ -357,19 +376,21 @@ class Engine:
             with self._progress.of(request.request_id, sglang_id, partial):
                 answer = await anext(answers)
         except RequestAbortedError:  # before it reached the scheduler
-            return partial, Status.ABORTED, 0
+            return partial, Status.ABORTED, _Work()
         meta = answer["meta_info"]
         logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
-        token_ids, retractions = tuple(answer["output_ids"]), meta.get("num_retractions", 0)
+        token_ids = tuple(answer["output_ids"])
+        read = len(request.prompt_ids) + len(partial.token_ids) if token_ids else 0  # 0: aborted before it ran
+        work = _Work(meta.get("num_retractions", 0), read, meta.get("cached_tokens", 0) if token_ids else 0)
         if len(logprobs) != len(token_ids):
             raise EngineFailure(
                 f"engine {self._setup.index}: SGLang answered request {request.request_id!r} with {len(token_ids)} "
                 f"tokens and {len(logprobs)} log-probabilities"
             )
-        self._usage.count(len(token_ids), retractions)
+        self._usage.count(len(token_ids), work.retractions, work.prompt_tokens, work.cached_tokens)
         routes = self._routes(request, partial, answer)
         extended = partial.extended(token_ids, logprobs, self._version, routes)
-        return extended, _STATUS[meta["finish_reason"]["type"]], retractions
+        return extended, _STATUS[meta["finish_reason"]["type"]], work
 
     def _routes(self, request: GenerateRequest, partial: PartialResponse, answer: dict[str, Any]) -> Routes | None:
         """Routes of the whole sequence. Raises EngineFailure when SGLang leaves out some."""

@@ -17,6 +17,8 @@ class UsageClock:
         self._tokens = 0
         self._requests = 0
         self._retractions = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._keep_spans = False
         self._span_since = 0.0
         self._spans: list[Span] = []
@@ -48,11 +50,13 @@ class UsageClock:
         spans, self._spans = tuple(self._spans), []
         return spans
 
-    def count(self, tokens: int, retractions: int) -> None:
+    def count(self, tokens: int, retractions: int, prompt_tokens: int = 0, cached_tokens: int = 0) -> None:
         """One finished request."""
         self._tokens += tokens
         self._requests += 1
         self._retractions += retractions
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
 
     def take(self, engine: int) -> EngineUsage:
         """What was added up since the last call; a busy stretch that has not ended counts up to now."""
@@ -61,6 +65,16 @@ class UsageClock:
             self._busy_seconds += now - self._since
             self._since = now
         interval, self._taken_at = now - self._taken_at, now
-        usage = EngineUsage(engine, interval, self._busy_seconds, self._tokens, self._requests, self._retractions)
-        self._busy_seconds, self._tokens, self._requests, self._retractions = 0.0, 0, 0, 0
+        usage = EngineUsage(
+            engine,
+            interval,
+            self._busy_seconds,
+            self._tokens,
+            self._requests,
+            self._retractions,
+            self._prompt_tokens,
+            self._cached_tokens,
+        )
+        self._busy_seconds = 0.0
+        self._tokens = self._requests = self._retractions = self._prompt_tokens = self._cached_tokens = 0
         return usage

@@ -165,7 +165,9 @@ class RolloutPool:
         rollout = self._config.rollout
         same_bits = rollout.mode == "sync" and rollout.engine.deterministic
         keep_tokens = not same_bits and not self._config.algorithm.routing_replay
-        return EngineClient(self._fleet, self._requests_per_engine(), self.translate, keep_tokens)
+        return EngineClient(
+            self._fleet, self._requests_per_engine(), self.translate, keep_tokens, rollout.request_routing == "prefix"
+        )
 
     def late(self, client: EngineClient, deadline_seconds: float) -> DeadlineError:
         """The error for engines that owe `client` an answer, with their stacks."""

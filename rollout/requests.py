@@ -115,7 +115,9 @@ class Generation:
 
     `logprobs` has one natural logarithm per token of `token_ids`, under softmax(logits / temperature) before top-k and
     top-p filtering (at temperature 0: softmax(logits)). `seconds` runs from the engine's receipt of the request to its
-    last token. `retractions` counts how often a full KV pool made the engine start the request over.
+    last token. `retractions` counts how often a full KV pool made the engine start the request over. `prompt_tokens`
+    were read before the first new token, with what was partial and once more after each interruption; `cached_tokens`
+    of them needed no computing.
     """
 
     request_id: str
@@ -127,6 +129,8 @@ class Generation:
     seconds: float
     retractions: int
     routes: Routes | None = field(default=None, compare=False)
+    prompt_tokens: int = field(default=0, compare=False)
+    cached_tokens: int = field(default=0, compare=False)
 
     @property
     def partial(self) -> PartialResponse:
@@ -151,7 +155,8 @@ class EngineHealth:
 class EngineUsage:
     """Work of one engine in the `interval_seconds` since the last time it was asked.
 
-    Busy means that at least one request was running. `first_token_time` is the wall-clock time (of `time.time`) of the
+    Busy means that at least one request was running. `prompt_tokens` and `cached_tokens` are those of the requests'
+    `Generation`s. `first_token_time` is the wall-clock time (of `time.time`) of the
     engine's first token since it started; None before.
     """
 
@@ -161,6 +166,8 @@ class EngineUsage:
     response_tokens: int
     requests: int
     retractions: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     first_token_time: float | None = None
 
     @property

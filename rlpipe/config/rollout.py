@@ -146,7 +146,12 @@ class RolloutConfig(Section):
     """Token limit of a response."""
 
     engines: int = Field(1, ge=1, le=2**20)
-    """SGLang engines; requests go to the one with the fewest tokens in flight."""
+    """SGLang engines."""
+
+    request_routing: Literal["prefix", "least_loaded"] = "prefix"
+    """Which engine gets a request. `prefix`: turns of a conversation stay on one engine, samples of a group share one,
+    unless it is lost or overloaded; others go to the engine with the fewest tokens in flight. `least_loaded`: all do.
+    No answer changes with it while `engine.deterministic` holds."""
 
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training responses."""

@@ -236,6 +236,8 @@ class Conversation:
             seed=self._seed,
             partial=self._partial if self._writes == 0 else PartialResponse(),
             urgent=self._prompt_request.urgent,
+            conversation_id=self._prompt_request.sample_id,
+            group_id=self._prompt_request.group_id,
         )
 
     def _ends_response(self, stop: tuple[str, ...], text: str, generation: Generation, final: bool) -> bool:

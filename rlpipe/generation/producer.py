@@ -22,6 +22,7 @@ from rlpipe.shared.errors import RlpipeError, RolloutError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode
 from rollout.client import EngineClient
+from rollout.dispatch import RoutingCounts
 from rollout.partial_response import PartialResponse
 from rollout.pool import RolloutPool
 from rollout.requests import SamplingParameters
@@ -132,6 +133,10 @@ class Rollouts:
         """Responses whose grading timed out or failed since the last call of this or of `grading_metrics`."""
         failures = self._grading.take_failures()
         return len(failures.timeouts) + len(failures.errors)
+
+    def take_routing(self) -> RoutingCounts:
+        """Where turns of conversations went since the last call."""
+        return self._client.take_routing()
 
     def interrupt(self) -> None:
         """Has the engines end what they are generating; nothing more can be taken."""

@@ -149,6 +149,13 @@ _DECLARED = [
     Metric("agent/timeouts_count", "count", "of these, those that met the time limit"),
     Metric("agent/interruptions_count", "count", "times an agent had to wait because generation was interrupted"),
     Metric("agent/driver_seconds_mean", "seconds", "time of the endpoint for a request, without waiting for engines"),
+    Metric("rollout/prefix_hit_share", "share", "share of prompt tokens that an engine had in its cache of prefixes"),
+    Metric("rollout/prefill_saved_tokens", "tokens", "prompt tokens not computed because an engine had them"),
+    Metric(
+        "rollout/turns_moved_count",
+        "count",
+        "turns of conversations that left their engine, which was lost or overloaded",
+    ),
     Metric("advantage/groups_count", "count", "groups that advantages were computed from"),
     Metric("advantage/failed_samples_count", "count", "episodes left out because generation failed"),
     Metric("advantage/singleton_groups_count", "count", "groups with one episode left, whose advantage is 0"),

@@ -6,6 +6,7 @@ from statistics import fmean, pstdev
 from rlpipe.generation.group_source import Batch
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 from rlpipe.training.episode_metrics import episode_metrics
+from rollout.dispatch import RoutingCounts
 from rollout.requests import EngineUsage
 
 
@@ -88,4 +89,14 @@ def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, 
         **({"perf/rollout_idle_share": fmean(idle)} if idle else {}),  # all engines may be lost just then
         **{name: rate for name, rate in rates.items() if rate},
         **batch.metrics,
+    }
+
+
+def cache_metrics(usage: Sequence[EngineUsage], routing: RoutingCounts) -> dict[str, float]:
+    """What the engines' caches of prefixes saved, and how often a conversation lost its place in one."""
+    prompt_tokens, cached_tokens = sum(one.prompt_tokens for one in usage), sum(one.cached_tokens for one in usage)
+    return {
+        "rollout/prefix_hit_share": cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        "rollout/prefill_saved_tokens": float(cached_tokens),
+        "rollout/turns_moved_count": float(routing.moved_turns),
     }

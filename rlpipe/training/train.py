@@ -9,7 +9,13 @@ from rlpipe.config.root import Config
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.opening import Opening
 from rlpipe.training.session import Session, open_run, open_session
-from rlpipe.training.summaries import fault_metrics, generation_metrics, rollout_metrics, start_metrics
+from rlpipe.training.summaries import (
+    cache_metrics,
+    fault_metrics,
+    generation_metrics,
+    rollout_metrics,
+    start_metrics,
+)
 
 
 def train(config: Config, opening: Opening = Opening()) -> Path:
@@ -53,6 +59,7 @@ def _iterate(run: Session) -> None:
                 step.add(report.metrics)
                 usage = run.pool.take_usage()
                 step.add(generation_metrics(batch, usage))
+                step.add(cache_metrics(usage, run.rollouts.take_routing()))
                 if iteration == run.start.iteration + 1:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())

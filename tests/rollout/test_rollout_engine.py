@@ -91,8 +91,10 @@ def test_a_stop_token_ends_a_response_and_belongs_to_it(dense_pool):
 
 def test_requests_are_spread_over_engines_and_work_is_counted(dense_pool):
     dense_pool.take_usage()
-    generations = dense_pool.generate(make_requests(8), DEADLINE)
+    requests = make_requests(8)
+    generations = dense_pool.generate(requests, DEADLINE)
     usage = dense_pool.take_usage()
+    assert sum(one.prompt_tokens for one in usage) == sum(len(one.prompt_ids) for one in requests)
     assert [one.requests for one in usage] == [4, 4]
     for engine in usage:
         assert engine.response_tokens == sum(len(one.token_ids) for one in generations if one.engine == engine.engine)

@@ -12,7 +12,6 @@ from rlpipe.shared.errors import EngineFailure
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.answer_check import why_unusable
 from rollout.arguments import EngineSetup, replacement
-from rollout.dispatch import Dispatcher
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import NewTokens
 from rollout.partial_response import PartialResponse
@@ -52,25 +51,6 @@ def test_an_answer_has_to_go_on_from_what_was_begun_and_to_keep_the_limit():
     assert why_unusable(begun, answer_to(begun)) is None
     assert "other tokens than those" in why_unusable(begun, answer_to(begun, token_ids=(5, 9, 7)))
     assert "3 are allowed" in why_unusable(request, answer_to(request, (5, 6, 7, 8), (-1.0,) * 4))
-
-
-def test_what_a_lost_engine_owes_comes_first_again_and_goes_to_those_that_serve():
-    requests = make_requests(6)
-    dispatcher = Dispatcher(2, 3)
-    for request in requests:
-        dispatcher.add(request)
-    batches = dispatcher.assign()
-    later = replace(requests[0], request_id="later")
-    dispatcher.add(later)
-    dispatcher.put_back(0, batches[0])
-    dispatcher.serve_by([1])
-    assert dispatcher.assign() == {}
-    for request in batches[1]:
-        dispatcher.finished(1, request)
-    assert dispatcher.assign() == {1: batches[0]}
-    dispatcher.serve_by([0, 1])
-    assert dispatcher.assign() == {0: [later]}
-    assert dispatcher.busy_engines() == [0, 1]
 
 
 class _State:

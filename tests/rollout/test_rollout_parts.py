@@ -15,11 +15,10 @@ from rlpipe.estimate.engine_pools import needed_pools, pools_within
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
-from rollout.dispatch import Dispatcher
 from rollout.engine_environment import engine_environment
 from rollout.engine_usage import UsageClock
 from rollout.model_modules import unneeded_model_modules
-from rollout.requests import EngineUsage, GenerateRequest, SamplingParameters, sample_seed
+from rollout.requests import EngineUsage, sample_seed
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.sglang_patches.request_batches import RequestBatches
@@ -144,37 +143,6 @@ def test_rows_of_a_product_do_not_depend_on_their_company(inner, columns):
     assert torch.allclose(whole, left @ right, atol=1e-4)
     for start, rows in ((0, 1), (3, 2), (5, 3), (7, ROW_TILE), (1, 33), (0, 69)):
         assert torch.equal(matrix_product(left[start : start + rows], right), whole[start : start + rows])
-
-
-def dispatcher_of(requests, **limits) -> Dispatcher:
-    dispatcher = Dispatcher(**limits)
-    for request in requests:
-        dispatcher.add(request)
-    return dispatcher
-
-
-def test_requests_go_to_the_engine_with_the_fewest_tokens_in_flight():
-    requests = [GenerateRequest(str(size), (1,) * size, SamplingParameters(1), 0) for size in (90, 10, 10, 10)]
-    batches = dispatcher_of(requests, engines=2, requests_per_engine=8).assign()
-    assert [one.request_id for one in batches[0]] == ["90"]
-    assert len(batches[1]) == 3
-
-
-def test_requests_beyond_the_room_wait_until_one_has_finished():
-    requests = [GenerateRequest(str(index), (1,), SamplingParameters(1), 0) for index in range(3)]
-    dispatcher = dispatcher_of(requests, engines=1, requests_per_engine=2)
-    first = dispatcher.assign()[0]
-    assert len(first) == 2
-    assert dispatcher.assign() == {}
-    dispatcher.finished(0, first[0])
-    assert [one.request_id for one in dispatcher.assign()[0]] == ["2"]
-
-
-def test_urgent_requests_go_before_all_that_wait():
-    requests = [GenerateRequest(str(i), (1,), SamplingParameters(1), 0, urgent=i > 1) for i in range(4)]
-    dispatcher = dispatcher_of(requests, engines=1, requests_per_engine=3)
-    assert [one.request_id for one in dispatcher.assign()[0]] == ["2", "3", "0"]
-    assert [one.request_id for one in dispatcher.take_waiting()] == ["1"]
 
 
 class SentMessages(list):
