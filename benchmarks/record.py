@@ -37,6 +37,11 @@ BENCHMARKS = {
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding, and "
         "on a CPU its own attention, which is why it is faster there.",
     ),
+    "prefix_routing": (
+        "Conversations that find their cache",
+        "Several engines with `rollout.request_routing: prefix` are to have at least 90 % of the hits of one engine; "
+        "without it turns go where the load is least.",
+    ),
     "weight_sync": (
         "Weight updates",
         "The floor is the time of copying the same bytes once over the same link; plain SGLang, where it runs, is the "

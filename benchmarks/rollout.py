@@ -8,6 +8,7 @@ other. On a GPU the model has the shape of Qwen3-0.6B and decoding runs in CUDA 
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import sys
@@ -35,6 +36,7 @@ from rollout.engine_environment import engine_environment
 from rollout.pool import RolloutPool
 
 _PROMPT_TOKENS = 64
+_ANSWER_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,15 @@ def _start_raw(place: Placement, folder: str, sizes: Sizes, options: argparse.Na
 
 
 def _pool_tokens(pool: RolloutPool, requests: list) -> int:
-    return sum(len(one.token_ids) for one in pool.generate(requests, deadline_seconds=600))
+    client = pool.client()
+
+    async def all_answers() -> int:
+        return sum(len(one.token_ids) for one in await asyncio.gather(*map(client.generate, requests)))
+
+    try:
+        return asyncio.run(asyncio.wait_for(all_answers(), _ANSWER_SECONDS))
+    finally:
+        client.close()
 
 
 def _measure(pids: list[int], generate: Callable[[], int]) -> Measurement:

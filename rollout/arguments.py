@@ -79,13 +79,16 @@ def replacement(setup: EngineSetup, awaits_weights: bool) -> EngineSetup:
     )
 
 
-def server_arguments(setup: EngineSetup, known: Collection[str], pools: EnginePools | None = None) -> dict[str, Any]:
-    """Keyword arguments for ServerArgs, whose fields are `known`. pools: on a GPU, of what the run can use.
+def server_arguments(
+    setup: EngineSetup, known: Collection[str], pools: EnginePools | None = None, recurrent: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for ServerArgs, whose fields are `known`. pools: on a GPU, of what the run can use. recurrent:
+    whether the model has layers with recurrent states.
 
     Raises ConfigError for a name under `rollout.engine.sglang` that ServerArgs lacks or that rollout/ sets itself.
     """
     check_argument_names(setup.engine.sglang, known)
-    per_device = _cpu_arguments(setup) if setup.device == "cpu" else _cuda_arguments(setup, pools)
+    per_device = _cpu_arguments(setup, recurrent) if setup.device == "cpu" else _cuda_arguments(setup, pools)
     return _common_arguments(setup) | per_device | setup.engine.sglang
 
 
@@ -131,7 +134,7 @@ def _common_arguments(setup: EngineSetup) -> dict[str, Any]:
     }
 
 
-def _cpu_arguments(setup: EngineSetup) -> dict[str, Any]:
+def _cpu_arguments(setup: EngineSetup, recurrent: bool) -> dict[str, Any]:
     return {
         "device": "cpu",
         "attention_backend": "torch_native",
@@ -139,9 +142,9 @@ def _cpu_arguments(setup: EngineSetup) -> dict[str, Any]:
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
         "max_total_tokens": kv_cache_tokens(setup),
-        # A cached prefix or a split prompt is computed in other pieces than a whole one, and rounds differently.
-        # On hybrid models the cache also needs CUDA, and costs 2 GB.
-        "disable_radix_cache": True,
+        # SGLang's cache of recurrent states needs CUDA; and a recurrence that is taken up in the middle rounds
+        # differently. Keys and values have the same bits either way (rollout/sglang_patches/cpu_attention.py).
+        "disable_radix_cache": recurrent,
         "chunked_prefill_size": -1,
     }
 

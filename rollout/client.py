@@ -1,7 +1,6 @@
 """Asking the engines, from one asyncio event loop."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from rlpipe.shared.errors import EngineFailure, RlpipeError, RolloutError
 from rlpipe.shared.sample import Status
 from rollout.answer_check import why_unusable
 from rollout.dispatch import Dispatcher, RoutingCounts
+from rollout.engine_calls import translate
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, Generation
@@ -19,9 +19,8 @@ from rollout.requests import GenerateRequest, Generation
 class EngineClient:
     """Sends each request to the engine that its `Dispatcher` chooses; requests made together travel together.
 
-    What a lost engine did not answer goes to others, or waits until one serves again. `translate` makes one of our
-    errors out of one of Ray's. An error that no restart can cure, and the failure that no restart is left for, are the
-    error of every request in flight and of all later ones.
+    What a lost engine did not answer goes to others, or waits until one serves again. An error that no restart can
+    cure, and the failure that no restart is left for, are the error of every request in flight and of all later ones.
 
     keep_tokens: responses of a lost engine go on from the tokens that it told; else they start again, which gives the
     same bits as if it had not been lost. follow_prefixes: requests go where their prefix is in the cache.
@@ -31,12 +30,10 @@ class EngineClient:
         self,
         fleet: Fleet,
         requests_per_engine: int,
-        translate: Callable[[RunningEngine, ray.exceptions.RayError], RlpipeError],
         keep_tokens: bool,
         follow_prefixes: bool = True,
     ) -> None:
         self._fleet = fleet
-        self._translate = translate
         self._keep_tokens = keep_tokens
         self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine, follow_prefixes)
         self._requests: dict[str, GenerateRequest] = {}
@@ -143,7 +140,7 @@ class EngineClient:
 
     def _note(self, engine: RunningEngine, error: ray.exceptions.RayError) -> None:
         """An engine's call failed: the engine is lost, or the request was wrong."""
-        failure = self._translate(engine, error)
+        failure = translate(engine, error)
         if isinstance(failure, EngineFailure):
             self._fleet.report(engine, failure)
             self._see_fleet()

@@ -37,6 +37,11 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     return pools_within(_needed(setup), int(room))
 
 
+def has_recurrent_states(setup: EngineSetup) -> bool:
+    """Whether layers of the model keep a state of each sequence besides keys and values."""
+    return _needed(setup).states is not None
+
+
 def _needed(setup: EngineSetup) -> EnginePools:
     model = describe_model(setup.model_path)
     return needed_pools(model.shape, setup.engine, model.architecture, running_slots(setup), setup.request_tokens)

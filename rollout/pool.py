@@ -1,64 +1,28 @@
 """The driver's handle on all rollout engines."""
 
-import asyncio
-import os
-import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 
 from rlpipe.config.root import Config
-from rlpipe.flops.route_shape import route_shape
-from rlpipe.jit_monitor import worker_caches
-from rlpipe.model.hub import HubName
-from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError, WeightSyncError
-from rlpipe.shared.interrupts import raise_if_requested
-from rlpipe.shared.remote import cluster_accelerator, deadline_error, on_node
-from rlpipe.shared.replaced_parts import relies_on
+from rlpipe.shared.remote import deadline_error, on_node
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
-from rollout.cleanup import end_engine, engine_directory, remove_files
+from rollout.cleanup import end_engine, remove_files
 from rollout.client import EngineClient
-from rollout.engine_environment import DeviceKind, engine_environment
+from rollout.engine_calls import EngineCalls, FleetCalls, translate
+from rollout.engine_launch import engine_setups, launch_engine
 from rollout.failures import log_tail
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import Fault
-from rollout.requests import (
-    DeviceMemory,
-    EngineHealth,
-    EngineRecord,
-    EngineUsage,
-    GenerateRequest,
-    Generation,
-    SamplingParameters,
-)
+from rollout.requests import DeviceMemory, EngineHealth, EngineRecord, EngineUsage
 from rollout.supervisor import Supervisor
 
-relies_on(
-    "ray.core.src.ray.raylet.raylet",
-    texts=("Some common causes", "Worker exit detail: "),
-    why="Ray's message on a lost process is a page; one line of it says why",
-    drop_when="RayActorError has the reason as an attribute",
-)
-
 _STOP_SECONDS = 30.0
-_LOOK_EVERY_SECONDS = 0.5
-_IN_VAIN_SECONDS = 20.0
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
-
-
-@dataclass(frozen=True)
-class EngineCalls:
-    """One call to several engines, to be given to `RolloutPool.gather` or `collect`."""
-
-    engines: tuple[RunningEngine, ...]
-    references: tuple[Any, ...]
 
 
 class RolloutPool:
@@ -84,6 +48,7 @@ class RolloutPool:
         self._sent = False
         self._stopped = False
         self._fleet = Fleet([self.launch(setup) for setup in setups], config.fault, self._last_words)
+        self._calls = FleetCalls(self._fleet)
         self._supervisor = Supervisor(
             self._fleet, self, config.fault, config.deadlines.start_seconds, say=say, on_fault=on_fault
         )
@@ -106,20 +71,12 @@ class RolloutPool:
         `log_directory/rollout_engine_<index>.log`. `say` gets lines for the user, and `on_fault` every healed engine,
         in another thread.
         """
-        run = uuid.uuid4().hex[:8]
-        gpus = placement.gpus_per_bundle if placement is not None else 0
-        setups = [
-            _setup(config, index, model_path, "cuda" if gpus else "cpu", f"{run}e{index}", log_directory)
-            for index in range(config.rollout.engines)
-        ]
-        if placement is not None:
-            setups = [replace(setup, devices=placement.devices_of(setup.index)) for setup in setups]
+        setups = engine_setups(config, model_path, placement, log_directory)
         return cls(config, setups, placement, say, on_fault)
 
     def launch(self, setup: EngineSetup) -> RunningEngine:
         """Starts one engine in the background."""
-        gpus = self._placement.gpus_per_bundle if self._placement is not None else 0
-        return RunningEngine(setup, _actor(setup, self._placement, gpus))
+        return launch_engine(setup, self._placement)
 
     def wait_until_ready(self) -> tuple[EngineHealth, ...]:
         """Blocks until every engine can answer. Raises what an engine finds wrong, for instance ResourceError.
@@ -129,45 +86,12 @@ class RolloutPool:
         self._ready = self._ready or tuple(self._fleet.wait_until_up())
         return self._ready
 
-    def generate(
-        self,
-        requests: Sequence[GenerateRequest],
-        deadline_seconds: float,
-        on_finished: Callable[[Generation], None] | None = None,
-    ) -> list[Generation]:
-        """Answers in the order of `requests`; `on_finished` sees each as soon as it is there.
-
-        Raises RolloutError for requests that no engine accepts or when no restart is left, DeadlineError when late.
-        """
-        ids = {request.request_id for request in requests}
-        if len(ids) != len(requests):
-            raise RolloutError(f"{len(requests) - len(ids)} of {len(requests)} requests share an id with another")
-        client = self.client()
-
-        async def answer(request: GenerateRequest) -> Generation:
-            generation = await client.generate(request)
-            if on_finished is not None:
-                on_finished(generation)
-            return generation
-
-        async def answer_all() -> list[Generation]:
-            return await asyncio.wait_for(asyncio.gather(*map(answer, requests)), deadline_seconds)
-
-        try:
-            return asyncio.run(answer_all())
-        except TimeoutError:
-            raise self.late(client, deadline_seconds) from None
-        finally:
-            client.close()
-
     def client(self) -> EngineClient:
         """A way to ask the engines from an event loop. Close it when it is done."""
         rollout = self._config.rollout
         same_bits = rollout.mode == "sync" and rollout.engine.deterministic
         keep_tokens = not same_bits and not self._config.algorithm.routing_replay
-        return EngineClient(
-            self._fleet, self._requests_per_engine(), self.translate, keep_tokens, rollout.request_routing == "prefix"
-        )
+        return EngineClient(self._fleet, self._requests_per_engine(), keep_tokens, rollout.request_routing == "prefix")
 
     def late(self, client: EngineClient, deadline_seconds: float) -> DeadlineError:
         """The error for engines that owe `client` an answer, with their stacks."""
@@ -255,11 +179,11 @@ class RolloutPool:
         Until `wake`, calls that need it raise RolloutError. Returns the seconds in which the slowest one became idle.
         """
         seconds = self._config.deadlines.rollout_seconds
-        return max(self._call("sleep", tuple(parts), seconds=seconds, phase="putting to sleep"), default=0.0)
+        return max(self._calls.to_all("sleep", tuple(parts), seconds=seconds, phase="putting to sleep"), default=0.0)
 
     def wake(self, parts: Sequence[DeviceMemory]) -> None:
         """Engines take device memory for `parts` again; weights have to be sent after it."""
-        self._call("wake", tuple(parts), seconds=self._config.deadlines.weight_sync_seconds, phase="waking")
+        self._calls.to_all("wake", tuple(parts), seconds=self._config.deadlines.weight_sync_seconds, phase="waking")
 
     def start_receiving(self, plan: tuple[WeightBucket, ...], version: int, in_flight: bool = False) -> EngineCalls:
         """A call for each joined engine's WeightReceipt of `plan`; the sender may begin right after it.
@@ -280,31 +204,13 @@ class RolloutPool:
 
     def gather(self, calls: EngineCalls, deadline_seconds: float, phase: str) -> list[Any]:
         """Results of `calls`, one per engine, or the first error of one."""
-        results: dict[RunningEngine, Any] = {}
-        for engine, result in self._answers(calls, deadline_seconds, phase):
-            if isinstance(result, EngineFailure):
-                self._fleet.report(engine, result)
-                self._fleet.check()
-            if isinstance(result, RlpipeError):
-                raise result
-            results[engine] = result
-        return [results[engine] for engine in calls.engines]
+        return self._calls.gather(calls, deadline_seconds, phase)
 
     def collect(
         self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False
     ) -> dict[RunningEngine, Any]:
-        """Results of the engines that have one, and errors that are not the loss of an engine, as values.
-
-        Engines that fail or are late are lost. in_vain: whether what they wait for will not come; they have some
-        seconds more to notice it then.
-        """
-        results: dict[RunningEngine, Any] = {}
-        for engine, result in self._answers(calls, deadline_seconds, phase, in_vain):
-            if isinstance(result, EngineFailure | DeadlineError):
-                self._fleet.report(engine, EngineFailure(str(result)))
-            else:
-                results[engine] = result
-        return results
+        """Results of the engines that have one; see `FleetCalls.collect`."""
+        return self._calls.collect(calls, deadline_seconds, phase, in_vain)
 
     def leave_weight_groups(self) -> None:
         """Those engines leave that are there yet."""
@@ -314,10 +220,6 @@ class RolloutPool:
         references = tuple(engine.actor.leave_weight_group.remote(group.name) for engine, group in here)
         calls = EngineCalls(tuple(engine for engine, _ in here), references)
         self.collect(calls, self._config.deadlines.weight_sync_seconds, "leaving the weight group")
-
-    def health(self) -> tuple[EngineHealth, ...]:
-        """Of the engines that are up."""
-        return tuple(self._ask("health", seconds=self._config.deadlines.start_seconds, phase="asking for health"))
 
     def take_usage(self) -> tuple[EngineUsage, ...]:
         """Each engine's work since the last call."""
@@ -332,10 +234,6 @@ class RolloutPool:
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the engines' actors, on their nodes."""
         return tuple(engine.address.pid for engine in self._fleet.all() if engine.address is not None)
-
-    def instances(self) -> tuple[str, ...]:
-        """Names of the engines' temporary files."""
-        return tuple(engine.setup.instance for engine in self._fleet.all())
 
     def stop(self) -> None:
         """Ends all engine processes and removes their files, whatever state they are in. Idempotent."""
@@ -363,60 +261,11 @@ class RolloutPool:
     ) -> None:
         self.stop()
 
-    def translate(self, engine: RunningEngine, error: ray.exceptions.RayError) -> RlpipeError:
-        """An engine's own error, or the sentence for an engine that answers nothing."""
-        if isinstance(error, ray.exceptions.RayTaskError):
-            cause = error.cause
-            if isinstance(cause, RlpipeError):
-                return type(cause)(*cause.args)
-            return EngineFailure(f"engine {engine.index} failed: {_last_line(error)}; log: {engine.setup.log_path}")
-        if isinstance(error, ray.exceptions.RayActorError):
-            return EngineFailure(
-                f"engine {engine.index} died: its process ended unexpectedly ({_reason(error)}); log: "
-                f"{engine.setup.log_path}"
-            )
-        return EngineFailure(f"Ray failed while talking to engine {engine.index}: {_last_line(error)}")
-
     def _ask(self, method: str, *arguments: Any, seconds: float, phase: str) -> list[Any]:
-        """The same, with the failure raised that no restart is left for."""
-        answers = self._call(method, *arguments, seconds=seconds, phase=phase)
+        """Answers of all engines that are up. Raises the failure that no restart is left for."""
+        answers = self._calls.to_all(method, *arguments, seconds=seconds, phase=phase)
         self._fleet.check()
         return answers
-
-    def _call(self, method: str, *arguments: Any, seconds: float, phase: str) -> list[Any]:
-        """Answers of all engines that are up, without those that fail meanwhile."""
-        engines = self._fleet.up()
-        references = tuple(getattr(engine.actor, method).remote(*arguments) for engine in engines)
-        answers = self.collect(EngineCalls(tuple(engines), references), seconds, f"{phase} (engines)")
-        for answer in answers.values():
-            if isinstance(answer, RlpipeError):
-                raise answer
-        return [answers[engine] for engine in engines if engine in answers]
-
-    def _answers(
-        self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False
-    ) -> Iterator[tuple[RunningEngine, Any]]:
-        """Each engine with its result as it comes, or with the error in place of one."""
-        engines = dict(zip(calls.references, calls.engines, strict=True))
-        pending, end, shortened = list(calls.references), time.monotonic() + deadline_seconds, False
-        while pending:
-            left = max(0.0, end - time.monotonic())
-            ready, pending = ray.wait(pending, num_returns=1, timeout=min(_LOOK_EVERY_SECONDS, left))
-            raise_if_requested()
-            if not shortened and in_vain():
-                shortened, end = True, min(end, time.monotonic() + _IN_VAIN_SECONDS)
-            for reference in ready:
-                try:
-                    result = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    result = self.translate(engines[reference], error)
-                yield engines[reference], result
-            if not ready and time.monotonic() >= end:
-                late = [engines[reference] for reference in pending]
-                addresses = [engine.address for engine in late if engine.address is not None]
-                too_late = deadline_error(addresses, deadline_seconds, phase)
-                yield from ((engine, too_late) for engine in late)
-                return
 
     def _requests_per_engine(self) -> int:
         return int(self._config.rollout.engine.max_running_requests * _QUEUE_SHARE) + 1
@@ -439,79 +288,3 @@ class RolloutPool:
             return on_node(engine.address.node_id, function, *arguments, timeout_seconds=_STOP_SECONDS)
         except ray.exceptions.RayError as error:
             return f"(no answer from node {engine.address.node_id}: {type(error).__name__})"
-
-
-def _setup(
-    config: Config, index: int, model_path: str, device: DeviceKind, instance: str, log_directory: str | None
-) -> EngineSetup:
-    rollout = config.rollout
-    directory = Path(log_directory) if log_directory else engine_directory(instance)
-    return EngineSetup(
-        index=index,
-        model_path=_from_anywhere(model_path),
-        device=device,
-        engine=rollout.engine,
-        request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
-        needs_tokenizer=config.uses_stop_strings,
-        verify_weights=config.weight_sync.verify,
-        memory_saver=device == "cuda" and config.ray.shares_memory(gpus=True),
-        seed=config.seed,
-        instance=instance,
-        routes_shape=_routes_shape(config, model_path),
-        log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
-        jit=config.jit,
-        warm_up=_sampling_kinds(config) if config.jit.warms_up(device == "cuda") else (),
-    )
-
-
-def _from_anywhere(model_path: str) -> str:
-    """A folder's absolute path; the name of a hub model, which each engine finds in its own node's cache, as it is."""
-    path = Path(model_path)
-    return str(path.resolve()) if path.exists() or HubName.parse(model_path) is None else model_path
-
-
-def _sampling_kinds(config: Config) -> tuple[SamplingParameters, ...]:
-    """The different ways in which tokens are chosen in this run."""
-    training = [SamplingParameters.training(config.rollout, one.sampling) for one in config.data.train]
-    evaluation = [SamplingParameters.evaluation(config.rollout, config.eval, one) for one in config.eval.datasets]
-    kinds = [replace(one, max_new_tokens=0, stop=(), stop_token_ids=()) for one in (*training, *evaluation)]
-    return tuple(dict.fromkeys(kinds))
-
-
-def _routes_shape(config: Config, model_path: str) -> tuple[int, int] | None:
-    """Layers and experts per token, where the actor repeats the engines' expert choices."""
-    if not config.algorithm.routing_replay:
-        return None
-    shape = route_shape(describe_model(model_path).shape)
-    return shape.layers, shape.experts_per_token
-
-
-def _actor(setup: EngineSetup, placement: Any, gpus: int) -> Any:
-    from rollout.engine import Engine
-
-    environment = engine_environment(
-        setup.device, setup.engine.tensor_parallel, engine_directory(setup.instance), os.environ
-    )
-    options: dict[str, Any] = {
-        "name": f"rollout-engine-{setup.instance}",
-        "num_cpus": 1 if placement is not None else 0,
-        "num_gpus": gpus,
-        "max_restarts": 0,
-        "runtime_env": {"env_vars": environment | worker_caches(setup.jit.cache_directory, cluster_accelerator())},
-    }
-    if placement is not None:
-        options["scheduling_strategy"] = placement.strategy(setup.index)
-    return ray.remote(Engine).options(**options).remote(setup)
-
-
-def _reason(error: ray.exceptions.RayActorError) -> str:
-    """What Ray's long message says of why, without its list of common causes."""
-    for line in str(error).splitlines():
-        if "exit" in line.lower() or "killed" in line.lower():
-            return line.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip(" .") or line
-    return _last_line(error)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -139,12 +139,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """State of one engine. `request_tokens` is the longest prompt plus response that it accepts; `start_seconds`: the
-    parts of its start, in order; `notes` say what it does otherwise than one may expect."""
+    """What an engine that has started says of itself.
+
+    `request_tokens` is the longest prompt plus response that it accepts; `start_seconds`: the parts of its start, in
+    order; `notes` say what it does otherwise than one may expect.
+    """
 
     engine: int
-    version: int
-    running_requests: int
     request_tokens: int
     kv_cache_tokens: int
     start_seconds: Mapping[str, float]

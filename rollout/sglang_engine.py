@@ -10,6 +10,7 @@ from sglang.srt.server_args import (
     PortArgs,
     ServerArgs,
     add_deterministic_attention_backend_choices,
+    add_radix_supported_deterministic_attention_backend_choices,
 )
 
 from rlpipe.shared.replaced_parts import replaces
@@ -30,8 +31,9 @@ def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
     would install a signal handler that kills the whole process tree.
     """
     if "torch_native" not in DETERMINISTIC_ATTENTION_BACKEND_CHOICES:
-        # It computes each sequence by itself, hence independently of the batch.
+        # With our attention in it, each token is computed by itself, independently of the batch and of the cache.
         add_deterministic_attention_backend_choices(["torch_native"])
+        add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
 
     class NamedEngine(Engine):
         """An engine of which `instance` is the name in /dev/shm."""

@@ -16,6 +16,7 @@ from rlpipe.shared.errors import EngineFailure, ModelError, RlpipeError, Rollout
 from rlpipe.shared.remote import deadline_error, on_node
 from rollout.arguments import EngineSetup, replacement
 from rollout.cleanup import end_engine, has_stopped_process
+from rollout.engine_calls import translate
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import Fault, Pulse
 from rollout.partial_response import PartialResponse
@@ -28,8 +29,6 @@ class Starter(Protocol):
     """What the supervisor needs of the pool."""
 
     def launch(self, setup: EngineSetup) -> RunningEngine: ...
-
-    def translate(self, engine: RunningEngine, error: ray.exceptions.RayError) -> RlpipeError: ...
 
     @property
     def holds_sent_weights(self) -> bool:
@@ -176,7 +175,7 @@ class Supervisor:
                 self._has_started(engine, ray.get(engine.start_reference))
                 return
         except ray.exceptions.RayError as error:
-            self._start_failed(engine, self._starter.translate(engine, error))
+            self._start_failed(engine, translate(engine, error))
             return
         now = time.monotonic()
         if now - began > self._start_seconds:
@@ -231,7 +230,7 @@ class Supervisor:
         try:
             pulse: Pulse = ray.get(reference)
         except ray.exceptions.RayError as error:
-            failure = self._starter.translate(engine, error)
+            failure = translate(engine, error)
             self._fleet.report(engine, EngineFailure(str(failure)))
             return
         probes.missed.append(seconds > self._fault.engine_probe_deadline_seconds)

@@ -15,8 +15,9 @@ from rlpipe.training.placement import cluster_gpus
 if TYPE_CHECKING:
     from actor.group import ActorGroup
     from actor.train_report import WeightSendReport
+    from rollout.engine_calls import EngineCalls
     from rollout.fleet import RunningEngine
-    from rollout.pool import EngineCalls, RolloutPool
+    from rollout.pool import RolloutPool
 
 
 class WeightSync:

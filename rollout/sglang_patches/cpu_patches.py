@@ -13,12 +13,17 @@ import torch.nn.functional as F
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches import batch_invariance, cpu_routes
-from rollout.sglang_patches.cpu_attention import DecodeAttention
+from rollout.sglang_patches.cpu_attention import DecodeAttention, PrefillAttention
 
 replaces(
     "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_decode",
     why="it decodes one request after the other",
     drop_when="SGLang decodes a batch in one call on a CPU, each row as if it were alone",
+)
+replaces(
+    "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_extend",
+    why="its answer for a token differs in the last bits from what decoding gives, and with the length of the prompt",
+    drop_when="a token's answer on a CPU does not depend on what of its prompt is cached",
 )
 replaces(
     "sglang.kernels.ops.attention.fla.fused_norm_gate:layer_norm_gated_fwd",
@@ -44,6 +49,7 @@ def install() -> None:
         setattr(module, attribute, replacement)
     backend = importlib.import_module(_ATTENTION).TorchNativeAttnBackend
     backend._run_sdpa_forward_decode = DecodeAttention()
+    backend._run_sdpa_forward_extend = PrefillAttention()
     _use_seeded_sampler()
     cpu_routes.install()
 

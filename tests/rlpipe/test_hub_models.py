@@ -1,5 +1,6 @@
 """Models by their name on the hub, from a cache alone: no network is there."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from rlpipe.model.hub import HubName
 from rlpipe.prepare.tiny_policy import make_tiny_policy
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rollout.pool import RolloutPool
-from rollout.requests import GenerateRequest, SamplingParameters, sample_seed
+from rollout.requests import GenerateRequest, Generation, SamplingParameters, sample_seed
 
 _MODEL, _REFERENCE = "some-one/Tiny-0.1B", "some-one/Tiny.reference"
 
@@ -94,12 +95,17 @@ def test_an_engine_serves_an_export_with_the_actors_log_probabilities(run, home,
     ]
     with RolloutPool.start(config, str(run / "out"), log_directory=str(run)) as pool:
         pool.wait_until_ready()
-        generations = pool.generate(requests, 120)
+        generations = asyncio.run(_answers(pool, requests))
     sequences = [(one.prompt_ids, answer.token_ids) for one, answer in zip(requests, generations, strict=True)]
     of_engine = np.concatenate([one.logprobs for one in generations])
     assert np.abs(_of_actor(run, environment, sequences) - of_engine).max() < 1e-4
     initial = np.concatenate([_of_transformers(home / "../policy", *one) for one in sequences])
     assert np.abs(initial - of_engine).max() > 1e-2  # the policy did move
+
+
+async def _answers(pool: RolloutPool, requests: list[GenerateRequest]) -> list[Generation]:
+    client = pool.client()
+    return await asyncio.gather(*map(client.generate, requests))
 
 
 def _of_actor(run: Path, environment: dict[str, str], sequences: list[Any]) -> np.ndarray:

@@ -9,7 +9,7 @@ PROJECT = Path(__file__).parents[2]
 _READY = {
     "actor/worker.py:_any_failed",
     "rlpipe/shared/remote.py:gather",
-    "rollout/pool.py:_answers",
+    "rollout/engine_calls.py:_answers",
     "rollout/supervisor.py:_follow_start",
     "rollout/supervisor.py:_take_pulse",
 }

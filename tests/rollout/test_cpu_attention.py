@@ -1,9 +1,9 @@
-"""Decoding attention of a CPU engine: right, and for each request what it would be alone."""
+"""Attention of a CPU engine: right, and for each token what it would be alone, decoded or read."""
 
 import pytest
 import torch
 
-from rollout.sglang_patches.cpu_attention import DecodeAttention
+from rollout.sglang_patches.cpu_attention import DecodeAttention, PrefillAttention
 
 HEADS, KEY_VALUE_HEADS, CHANNELS, POSITIONS = 4, 2, 64, 128
 
@@ -40,3 +40,23 @@ def test_requests_that_do_not_fit_together_are_what_each_is_alone():
         repeated = [cache[slots].repeat_interleave(HEADS // KEY_VALUE_HEADS, 1) for cache in (keys, values)]
         weights = torch.einsum("hd,phd->hp", query[one], repeated[0]).div(CHANNELS**0.5).softmax(-1)
         assert torch.allclose(together[one], torch.einsum("hp,phd->hd", weights, repeated[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("cached", [0, 1, 31, 32, 33, 90])
+@pytest.mark.parametrize("key_value_heads", [2, 4])
+def test_a_token_of_a_prompt_is_what_it_would_be_decoded_whatever_is_cached(cached, key_value_heads):
+    torch.manual_seed(0)
+    lengths = torch.tensor([97, 128, 91])
+    table = 1 + torch.randperm(3 * POSITIONS).view(3, POSITIONS).int()
+    keys, values = torch.randn(2, 3 * POSITIONS + 1, key_value_heads, CHANNELS)
+    places = [torch.arange(cached, length) for length in lengths.tolist()]
+    rows = torch.repeat_interleave(torch.arange(3), torch.tensor([len(place) for place in places]))
+    query = torch.randn(len(rows), HEADS, CHANNELS)
+    grouped = {"enable_gqa": key_value_heads != HEADS}
+    read, decoded = torch.empty_like(query), torch.empty_like(query)
+    counts = lengths - cached
+    PrefillAttention()(
+        query, read, keys, values, table, torch.arange(3), lengths, lengths - counts, counts, causal=True, **grouped
+    )
+    DecodeAttention()(query, decoded, keys, values, table, rows, torch.cat(places) + 1, **grouped)
+    assert torch.equal(read, decoded)

@@ -7,15 +7,13 @@ import pytest
 import ray
 import torch
 from rollout_models import reference_logprobs, save_dense, state
-from rollout_requests import answers, make_requests, mixed_requests
+from rollout_requests import DEADLINE, answers, generate, make_requests, mixed_requests
 from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.shared.errors import DeadlineError, RolloutError
 from rlpipe.shared.sample import Status
 from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, SamplingParameters
-
-DEADLINE = 120.0
 
 
 def logprob_error(folder, requests, generations) -> float:
@@ -30,7 +28,7 @@ def logprob_error(folder, requests, generations) -> float:
 def test_answers_come_in_order_with_one_logprob_per_token_and_are_seen_as_they_finish(dense_pool):
     requests = make_requests(6)
     seen = []
-    generations = dense_pool.generate(requests, DEADLINE, on_finished=seen.append)
+    generations = generate(dense_pool, requests, on_finished=seen.append)
     assert [one.request_id for one in generations] == [one.request_id for one in requests]
     assert {one.request_id for one in seen} == {one.request_id for one in requests}
     assert all(len(one.logprobs) == len(one.token_ids) == 24 for one in generations)
@@ -42,7 +40,7 @@ def test_answers_come_in_order_with_one_logprob_per_token_and_are_seen_as_they_f
 )
 def test_logprobs_are_those_of_softmax_of_logits_over_temperature_before_filtering(dense_pool, dense_folder, sampling):
     requests = make_requests(4, **sampling)
-    generations = dense_pool.generate(requests, DEADLINE)
+    generations = generate(dense_pool, requests)
     assert logprob_error(dense_folder, requests, generations) < 1e-4
 
 
@@ -50,7 +48,7 @@ def test_greedy_takes_the_most_likely_token(dense_pool, dense_folder):
     from transformers import AutoModelForCausalLM
 
     (request,) = make_requests(1, new_tokens=8, temperature=0.0)
-    (generation,) = dense_pool.generate([request], DEADLINE)
+    (generation,) = generate(dense_pool, [request])
     model = AutoModelForCausalLM.from_pretrained(dense_folder, dtype=torch.float32).eval()
     expected = model.generate(
         torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -60,11 +58,11 @@ def test_greedy_takes_the_most_likely_token(dense_pool, dense_folder):
 
 def test_answers_do_not_depend_on_order_company_or_engine(dense_pool):
     requests = mixed_requests()
-    expected = answers(dense_pool.generate(requests, DEADLINE))
+    expected = answers(generate(dense_pool, requests))
     shuffled = random.Random(1).sample(requests, len(requests))
     again = {}
     for part in (shuffled[:1], shuffled[1:3], shuffled[3:]):
-        again |= answers(dense_pool.generate(part, DEADLINE))
+        again |= answers(generate(dense_pool, part))
     assert again == expected
 
 
@@ -72,19 +70,17 @@ def test_seeds_alone_distinguish_samples_of_one_prompt(dense_pool):
     (request,) = make_requests(1)
     copies = [GenerateRequest(f"copy{seed}", request.prompt_ids, request.sampling, seed) for seed in (1, 1, 2, 3)]
     renamed = [GenerateRequest(f"c{index}", one.prompt_ids, one.sampling, one.seed) for index, one in enumerate(copies)]
-    tokens = [one.token_ids for one in dense_pool.generate(renamed, DEADLINE)]
+    tokens = [one.token_ids for one in generate(dense_pool, renamed)]
     assert tokens[0] == tokens[1]
     assert len(set(tokens)) == 3
 
 
 def test_a_stop_token_ends_a_response_and_belongs_to_it(dense_pool):
     (request,) = make_requests(1)
-    (whole,) = dense_pool.generate([request], DEADLINE)
+    (whole,) = generate(dense_pool, [request])
     stop = whole.token_ids[5]
     stopping = SamplingParameters(24, stop_token_ids=(stop,), ignore_eos=False)
-    (stopped,) = dense_pool.generate(
-        [GenerateRequest("stopping", request.prompt_ids, stopping, request.seed)], DEADLINE
-    )
+    (stopped,) = generate(dense_pool, [GenerateRequest("stopping", request.prompt_ids, stopping, request.seed)])
     assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
     assert stopped.status is Status.COMPLETED
 
@@ -92,7 +88,7 @@ def test_a_stop_token_ends_a_response_and_belongs_to_it(dense_pool):
 def test_requests_are_spread_over_engines_and_work_is_counted(dense_pool):
     dense_pool.take_usage()
     requests = make_requests(8)
-    generations = dense_pool.generate(requests, DEADLINE)
+    generations = generate(dense_pool, requests)
     usage = dense_pool.take_usage()
     assert sum(one.prompt_tokens for one in usage) == sum(len(one.prompt_ids) for one in requests)
     assert [one.requests for one in usage] == [4, 4]
@@ -104,7 +100,7 @@ def test_requests_are_spread_over_engines_and_work_is_counted(dense_pool):
 
 def test_more_requests_than_fit_at_a_time_are_all_answered(dense_pool):
     requests = make_requests(60, new_tokens=2)
-    assert len(answers(dense_pool.generate(requests, DEADLINE))) == 60
+    assert len(answers(generate(dense_pool, requests))) == 60
 
 
 def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(dense_pool, dense_folder, tmp_path):
@@ -122,43 +118,43 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
         receipts = dense_pool.gather(receiving, DEADLINE, "weight_sync")
         assert [one.checksums for one in receipts] == [sent, sent]
         requests = make_requests(4)
-        generations = dense_pool.generate(requests, DEADLINE)
+        generations = generate(dense_pool, requests)
         assert logprob_error(folder, requests, generations) < 1e-4
         assert {span.version for one in generations for span in one.versions} == {version}
-    assert [one.version for one in dense_pool.health()] == [2, 2]
+        assert [one.version for one in receipts] == [version, version]
     dense_pool.leave_weight_groups()
     ray.kill(source)
 
 
 def test_a_sleeping_engine_refuses_what_it_cannot_do_and_wakes_as_it_was(dense_pool):
     requests = make_requests(4)
-    before = answers(dense_pool.generate(requests, DEADLINE))
+    before = answers(generate(dense_pool, requests))
     dense_pool.sleep(("kv_cache",))
     dense_pool.sleep(("kv_cache", "weights"))
     with pytest.raises(RolloutError, match=r"engine \d has given the device memory of its weights back, so generating"):
-        dense_pool.generate(requests, DEADLINE)
+        generate(dense_pool, requests)
     dense_pool.wake(("weights",))
     with pytest.raises(RolloutError, match=r"its kv_cache back.*call RolloutPool.wake\(\('kv_cache',\)\) first"):
-        dense_pool.generate(requests, DEADLINE)
+        generate(dense_pool, requests)
     dense_pool.wake(("kv_cache",))
-    assert answers(dense_pool.generate(requests, DEADLINE)) == before
+    assert answers(generate(dense_pool, requests)) == before
 
 
 def test_a_request_longer_than_the_context_is_refused_before_anything_runs(dense_pool):
     long = GenerateRequest("long", (1,) * 500, SamplingParameters(24), 0)
     with pytest.raises(RolloutError, match=r"'long': 500 prompt tokens and up to 24 response tokens exceed the 510"):
-        dense_pool.generate([*make_requests(2), long], DEADLINE)
-    assert len(dense_pool.generate(make_requests(2), DEADLINE)) == 2
+        generate(dense_pool, [*make_requests(2), long])
+    assert len(generate(dense_pool, make_requests(2))) == 2
 
 
-def test_requests_that_share_an_id_are_refused(dense_pool):
-    with pytest.raises(RolloutError, match="1 of 2 requests share an id"):
-        dense_pool.generate(make_requests(1) * 2, DEADLINE)
+def test_a_request_that_is_not_answered_yet_cannot_be_made_again(dense_pool):
+    with pytest.raises(RolloutError, match="'r0' is not answered yet and cannot be made again"):
+        generate(dense_pool, make_requests(1) * 2)
 
 
 def test_a_passed_deadline_names_the_engine_and_shows_its_stack(dense_pool):
     with pytest.raises(DeadlineError, match=r"rollout: no answer from engine \d.*(?s:.*)Stacks"):
-        dense_pool.generate(make_requests(8, new_tokens=400), deadline_seconds=0.05)
+        generate(dense_pool, make_requests(8, new_tokens=400), deadline_seconds=0.05)
 
 
 @pytest.mark.slow
@@ -170,6 +166,6 @@ def test_a_prompt_cut_in_two_leaves_no_request_behind(ray_session, dense_folder,
     with RolloutPool.start(config, dense_folder, log_directory=str(tmp_path)) as pool:
         pool.wait_until_ready()
         requests = [GenerateRequest(str(index), prompt, sampling, index) for index in range(8)]
-        assert len(answers(pool.generate(requests, DEADLINE))) == 8
+        assert len(answers(generate(pool, requests))) == 8
         decoding = re.findall(r"Decode batch, #running-req: (\d+)", (tmp_path / "rollout_engine_0.log").read_text())
     assert set(decoding) == {"8"}

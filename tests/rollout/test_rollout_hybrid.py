@@ -5,9 +5,9 @@ import random
 import numpy as np
 import ray
 from rollout_models import chosen_experts, save_hybrid, stacked_state
-from rollout_requests import answers, make_requests
+from rollout_requests import DEADLINE, answers, generate, make_requests
 from rollout_weight_source import WeightSource, plan_of
-from test_rollout_engine import DEADLINE, logprob_error
+from test_rollout_engine import logprob_error
 
 from rollout.pool import RolloutPool
 
@@ -17,7 +17,7 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
     requests = make_requests(6)
     with RolloutPool.start(config_of(algorithm={"routing_replay": True}), first, log_directory=str(tmp_path)) as pool:
         pool.wait_until_ready()
-        generations = pool.generate(requests, DEADLINE)
+        generations = generate(pool, requests)
         assert logprob_error(first, requests, generations) < 1e-4
 
         for request, generation in zip(requests, generations, strict=True):
@@ -25,7 +25,7 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
             np.testing.assert_array_equal(np.sort(generation.routes, axis=-1), wanted)
 
         shuffled = random.Random(1).sample(requests, len(requests))
-        parts = [pool.generate(part, DEADLINE) for part in (shuffled[:1], shuffled[1:])]
+        parts = [generate(pool, part) for part in (shuffled[:1], shuffled[1:])]
         assert {key: value for part in parts for key, value in answers(part).items()} == answers(generations)
 
         plan = plan_of(stacked_state(second), buckets=4)
@@ -38,5 +38,5 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
             receiving = pool.start_receiving(plan, version)
             sent = ray.get(source.send.remote(stacked_state(folder), plan))
             assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
-            assert logprob_error(folder, requests, pool.generate(requests, DEADLINE)) < 1e-4
+            assert logprob_error(folder, requests, generate(pool, requests)) < 1e-4
         ray.kill(source)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import ray
 from rollout_models import save_dense, state
-from rollout_requests import make_requests
+from rollout_requests import DEADLINE, generate, make_requests
 from rollout_weight_source import WeightSource, plan_of
-from test_rollout_engine import DEADLINE, logprob_error
+from test_rollout_engine import logprob_error
 
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.partial_response import PartialResponse, first_tokens, interrupted, merged_spans
@@ -46,7 +46,7 @@ def test_an_abort_does_not_hide_how_a_response_ended(end_ids, stop, limit, statu
 def test_aborted_responses_go_on_with_the_tokens_of_uninterrupted_ones(dense_pool):
     new_tokens = 320  # so many that none can be whole before an abort that a busy machine delays
     requests = make_requests(24, new_tokens=new_tokens)
-    whole = dense_pool.generate(requests, DEADLINE)
+    whole = generate(dense_pool, requests)
     short = GenerateRequest("short", requests[0].prompt_ids, SamplingParameters(8, ignore_eos=True), 0)
 
     async def abort_and_go_on():
@@ -73,12 +73,12 @@ def test_aborted_responses_go_on_with_the_tokens_of_uninterrupted_ones(dense_poo
 def test_a_whole_response_is_answered_as_it_is(dense_pool):
     """Also beside others that are not: SGLang gives the log-probability of a token to a request for none."""
     requests = make_requests(12, new_tokens=6)
-    whole = dense_pool.generate(requests, DEADLINE)
+    whole = generate(dense_pool, requests)
     again = [
         replace(request, partial=one.partial if index % 2 else PartialResponse())
         for index, (request, one) in enumerate(zip(requests, whole, strict=True))
     ]
-    for one, other in zip(whole, dense_pool.generate(again, DEADLINE), strict=True):
+    for one, other in zip(whole, generate(dense_pool, again), strict=True):
         assert (other.partial, other.status) == (one.partial, Status.TRUNCATED)
 
 
@@ -95,7 +95,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     async def update_meanwhile():
         client = dense_pool.client()
         asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
-        while sum(one.running_requests for one in dense_pool.health()) < len(requests):
+        while len(client.running_lengths()) < len(requests):
             await asyncio.sleep(0.05)
         receiving = dense_pool.start_receiving(plan, 7, in_flight=True)
         source.send.remote(state(other), plan)

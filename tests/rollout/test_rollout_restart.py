@@ -7,13 +7,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rollout_requests import answers, make_requests, mixed_requests
+from rollout_requests import answers, generate, make_requests, mixed_requests
 
 from rlpipe.config.fault import FaultConfig
 from rlpipe.shared.errors import RolloutError
 from rollout.pool import RolloutPool
 
-DEADLINE = 120.0
 ONE_CORE_WITH_AMX = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -43,7 +42,7 @@ def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and
     dense_pool, dense_folder, config_of, other_machine, tmp_path
 ):
     requests = mixed_requests()
-    expected = answers(dense_pool.generate(requests, DEADLINE))
+    expected = answers(generate(dense_pool, requests))
     shared_memory = set(os.listdir("/dev/shm"))
     config = config_of(max_running_requests=7, jit={"warm_up": "on"})
     config = config.model_copy(update={"fault": FaultConfig(engine_restarts=0)})
@@ -53,10 +52,10 @@ def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and
         assert health.start_seconds["warm_up"] > 0.1
         (usage,) = pool.take_usage()
         assert (usage.requests, usage.response_tokens, usage.first_token_time) == (0, 0, None)
-        assert answers(pool.generate(requests, DEADLINE)) == expected
+        assert answers(generate(pool, requests)) == expected
         assert pool.take_usage()[0].first_token_time is not None
         assert "has one core and AMX" in (tmp_path / "rollout_engine_0.log").read_text()
-        pid = pool.worker_pids()[0]
+        pid, instance = pool.worker_pids()[0], pool.serving()[0].setup.instance
         (scheduler,) = scheduler_processes(psutil.Process(pid))
 
         def kill_scheduler(_generation) -> None:
@@ -64,14 +63,14 @@ def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and
                 scheduler.send_signal(signal.SIGKILL)
 
         with pytest.raises(RolloutError, match=r"engine 0 died: SGLang's process \d+ ended with exit code -9"):
-            pool.generate([*make_requests(1, new_tokens=1), *_long_requests()], DEADLINE, on_finished=kill_scheduler)
+            generate(pool, [*make_requests(1, new_tokens=1), *_long_requests()], on_finished=kill_scheduler)
         with pytest.raises(RolloutError, match="engine 0 died"):
-            pool.health()
+            pool.take_usage()
     finally:
         pool.stop()
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     assert not [name for name in set(os.listdir("/dev/shm")) - shared_memory if name.startswith("sglang")]
-    assert not list(Path("/tmp").glob(f"rlpipe-engine-{pool.instances()[0]}"))
+    assert not list(Path("/tmp").glob(f"rlpipe-engine-{instance}"))
 
 
 def _long_requests():

@@ -20,10 +20,10 @@ def _slow_buckets(weight_sender: Any) -> None:
     weight_sender._fill = slow_fill
 
 
-def _wrong_answers(engine: Any) -> None:
+def _wrong_answers(responses: Any) -> None:
     from dataclasses import replace
 
-    right = engine.Engine._generate_one
+    right = responses.ResponseWriter.write
 
     async def wrong(self: Any, request: Any) -> Any:
         answer = await right(self, request)
@@ -33,7 +33,7 @@ def _wrong_answers(engine: Any) -> None:
             return answer
         return replace(answer, logprobs=answer.logprobs[1:])
 
-    engine.Engine._generate_one = wrong
+    responses.ResponseWriter.write = wrong
 
 
 if "RLPIPE_CHAOS_BUCKET_SECONDS" in os.environ or "RLPIPE_CHAOS_WRONG_ANSWER" in os.environ:
@@ -43,4 +43,4 @@ if "RLPIPE_CHAOS_BUCKET_SECONDS" in os.environ or "RLPIPE_CHAOS_WRONG_ANSWER" in
     if "RLPIPE_CHAOS_BUCKET_SECONDS" in os.environ:
         hooks.call("actor.weight_sender", _slow_buckets)
     if "RLPIPE_CHAOS_WRONG_ANSWER" in os.environ:
-        hooks.call("rollout.engine", _wrong_answers)
+        hooks.call("rollout.responses", _wrong_answers)

@@ -1,0 +1,130 @@
+"""Calls to several engines at once: their deadlines, their errors, and what becomes of an engine that fails."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError
+from rlpipe.shared.interrupts import raise_if_requested
+from rlpipe.shared.remote import deadline_error
+from rlpipe.shared.replaced_parts import relies_on
+from rollout.fleet import Fleet, RunningEngine
+
+relies_on(
+    "ray.core.src.ray.raylet.raylet",
+    texts=("Some common causes", "Worker exit detail: "),
+    why="Ray's message on a lost process is a page; one line of it says why",
+    drop_when="RayActorError has the reason as an attribute",
+)
+
+_LOOK_EVERY_SECONDS = 0.5
+_IN_VAIN_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class EngineCalls:
+    """One call to several engines, for `FleetCalls.gather` or `collect`."""
+
+    engines: tuple[RunningEngine, ...]
+    references: tuple[Any, ...]
+
+
+class FleetCalls:
+    """Waits for calls to engines of `fleet`, and reports to it which are lost. Every wait has a deadline."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def gather(self, calls: EngineCalls, deadline_seconds: float, phase: str) -> list[Any]:
+        """Results of `calls`, one per engine, or the first error of one."""
+        results: dict[RunningEngine, Any] = {}
+        for engine, result in self._answers(calls, deadline_seconds, phase):
+            if isinstance(result, EngineFailure):
+                self._fleet.report(engine, result)
+                self._fleet.check()
+            if isinstance(result, RlpipeError):
+                raise result
+            results[engine] = result
+        return [results[engine] for engine in calls.engines]
+
+    def collect(
+        self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False
+    ) -> dict[RunningEngine, Any]:
+        """Results of the engines that have one, and errors that are not the loss of an engine, as values.
+
+        Engines that fail or are late are lost. in_vain: whether what they wait for will not come; they have some
+        seconds more to notice it then.
+        """
+        results: dict[RunningEngine, Any] = {}
+        for engine, result in self._answers(calls, deadline_seconds, phase, in_vain):
+            if isinstance(result, EngineFailure | DeadlineError):
+                self._fleet.report(engine, EngineFailure(str(result)))
+            else:
+                results[engine] = result
+        return results
+
+    def to_all(self, method: str, *arguments: Any, seconds: float, phase: str) -> list[Any]:
+        """Answers of all engines that are up, without those that fail meanwhile."""
+        engines = self._fleet.up()
+        references = tuple(getattr(engine.actor, method).remote(*arguments) for engine in engines)
+        answers = self.collect(EngineCalls(tuple(engines), references), seconds, f"{phase} (engines)")
+        for answer in answers.values():
+            if isinstance(answer, RlpipeError):
+                raise answer
+        return [answers[engine] for engine in engines if engine in answers]
+
+    def _answers(
+        self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[RunningEngine, Any]]:
+        """Each engine with its result as it comes, or with the error in place of one."""
+        engines = dict(zip(calls.references, calls.engines, strict=True))
+        pending, end, shortened = list(calls.references), time.monotonic() + deadline_seconds, False
+        while pending:
+            left = max(0.0, end - time.monotonic())
+            ready, pending = ray.wait(pending, num_returns=1, timeout=min(_LOOK_EVERY_SECONDS, left))
+            raise_if_requested()
+            if not shortened and in_vain():
+                shortened, end = True, min(end, time.monotonic() + _IN_VAIN_SECONDS)
+            for reference in ready:
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    result = translate(engines[reference], error)
+                yield engines[reference], result
+            if not ready and time.monotonic() >= end:
+                late = [engines[reference] for reference in pending]
+                addresses = [engine.address for engine in late if engine.address is not None]
+                too_late = deadline_error(addresses, deadline_seconds, phase)
+                yield from ((engine, too_late) for engine in late)
+                return
+
+
+def translate(engine: RunningEngine, error: ray.exceptions.RayError) -> RlpipeError:
+    """An engine's own error, or the sentence for an engine that answers nothing."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, RlpipeError):
+            return type(cause)(*cause.args)
+        return EngineFailure(f"engine {engine.index} failed: {_last_line(error)}; log: {engine.setup.log_path}")
+    if isinstance(error, ray.exceptions.RayActorError):
+        return EngineFailure(
+            f"engine {engine.index} died: its process ended unexpectedly ({_reason(error)}); log: "
+            f"{engine.setup.log_path}"
+        )
+    return EngineFailure(f"Ray failed while talking to engine {engine.index}: {_last_line(error)}")
+
+
+def _reason(error: ray.exceptions.RayActorError) -> str:
+    """What Ray's long message says of why, without its list of common causes."""
+    for line in str(error).splitlines():
+        if "exit" in line.lower() or "killed" in line.lower():
+            return line.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip(" .") or line
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,59 @@
+"""The prompt that samples of a group have in common is computed once in an engine, and then taken from its cache."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rollout.requests import GenerateRequest
+
+_LEAST_TOKENS = 64  # below, another pass costs more than it saves
+
+Prompt = tuple[str, tuple[int, ...]]
+
+
+class SharedPrompts:
+    """Requests that come together would be computed together, each with the whole prompt: nothing is in the cache yet.
+
+    prefill: computes the keys and values of these tokens and leaves them in the cache; answers how many it computed.
+    Nothing is shared where it is None.
+    """
+
+    def __init__(self, prefill: Callable[[tuple[int, ...]], Awaitable[int]] | None) -> None:
+        self._prefill = prefill
+        self._expected: Counter[Prompt] = Counter()
+        self._prefills: dict[tuple[Prompt, int], asyncio.Task[int]] = {}
+
+    def expect(self, requests: Iterable[GenerateRequest]) -> None:
+        """They run from now on, each within `running`."""
+        self._expected.update(_prompt(request) for request in requests)
+
+    @contextmanager
+    def running(self, request: GenerateRequest) -> Iterator[None]:
+        """Until the end of its response."""
+        try:
+            yield
+        finally:
+            prompt = _prompt(request)
+            self._expected[prompt] -= 1
+            if not self._expected[prompt]:
+                del self._expected[prompt]
+                self._prefills = {key: task for key, task in self._prefills.items() if key[0] != prompt}
+
+    async def ready(self, request: GenerateRequest, version: int) -> int:
+        """Waits until the prompt is in the cache, where weights of `version` are worth it; how many tokens were
+        computed for that on behalf of this request, the first of its group."""
+        prompt = _prompt(request)
+        if self._prefill is None or self._expected[prompt] < 2 or len(request.prompt_ids) < _LEAST_TOKENS:
+            return 0
+        is_first = (prompt, version) not in self._prefills
+        if is_first:
+            # The last token of a prompt is always computed, for it is what the first new one is sampled from.
+            task = asyncio.ensure_future(self._prefill(request.prompt_ids[:-1]))
+            self._prefills[prompt, version] = task
+        tokens = await asyncio.shield(self._prefills[prompt, version])
+        return tokens if is_first else 0
+
+
+def _prompt(request: GenerateRequest) -> Prompt:
+    return request.group_id, request.prompt_ids
