@@ -30,7 +30,8 @@ from random_policy import save_random_policy
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
-from rlpipe.training.placement import Placement, placements, ray_cluster
+from rlpipe.training.placement import Placement, placements
+from rlpipe.training.ray_cluster import ray_cluster
 from rollout.cleanup import remove_opened_files
 from rollout.engine_environment import engine_environment
 from rollout.pool import RolloutPool

@@ -29,7 +29,8 @@ from safetensors.torch import load_file
 
 from rlpipe.config.root import Config
 from rlpipe.training.opening import Opening
-from rlpipe.training.placement import engine_placement, ray_cluster
+from rlpipe.training.placement import engine_placement
+from rlpipe.training.ray_cluster import ray_cluster
 from rlpipe.training.session import open_run, open_session
 from rollout.cleanup import remove_opened_files
 from rollout.engine_environment import engine_environment

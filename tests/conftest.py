@@ -33,7 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray cluster for all tests of this process that need no cluster of their own."""
-    from rlpipe.training.placement import ray_cluster
+    from rlpipe.training.ray_cluster import ray_cluster
 
     demo = Path(__file__).parent.parent / "configs/demo/arithmetic.yaml"
     with ray_cluster(load_config(demo, ["ray.cpus=4", f"ray.object_store_bytes={100 * 2**20}"])):

@@ -8,7 +8,8 @@ from rlpipe.monitoring.console import Console
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.evaluation import Evaluation
-from rlpipe.training.placement import engine_placement, ray_cluster
+from rlpipe.training.placement import engine_placement
+from rlpipe.training.ray_cluster import ray_cluster
 from rollout.pool import RolloutPool
 
 

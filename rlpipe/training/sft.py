@@ -37,10 +37,11 @@ from rlpipe.training.last_words import explained_end, last_words
 from rlpipe.training.measurement import Measurement
 from rlpipe.training.memory_choice import with_memory_choices
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
-from rlpipe.training.placement import Placement, actor_placement, ray_cluster
+from rlpipe.training.placement import Placement, actor_placement
 from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_policy
 from rlpipe.training.trained_share import trained_notes
+from rlpipe.training.ray_cluster import ray_cluster
 from rlpipe.training.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")

@@ -13,7 +13,8 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
-from rlpipe.training.placement import Placement, placements, ray_cluster
+from rlpipe.training.placement import Placement, placements
+from rlpipe.training.ray_cluster import ray_cluster
 from rlpipe.training.warm_up import warm_up_actor
 from rollout.pool import RolloutPool
 from rollout.requests import EngineHealth

@@ -9,7 +9,7 @@ import ray
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ResourceError
-from rlpipe.training.placement import ray_cluster
+from rlpipe.training.ray_cluster import ray_cluster
 from tests.rlpipe.run_support import PROJECT
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."

@@ -19,7 +19,7 @@ interrupts.install()
 import ray
 from rlpipe.cli import one_sentence
 from rlpipe.config.load import load_config
-from rlpipe.training.placement import ray_cluster
+from rlpipe.training.ray_cluster import ray_cluster
 
 victim, number, seconds = sys.argv[1], getattr(signal, sys.argv[2]), float(sys.argv[3])
 if victim == "driver":

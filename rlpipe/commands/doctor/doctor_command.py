@@ -64,7 +64,7 @@ def _pins() -> dict[str, str]:
 
 
 def _nodes(config: Config, described: NodeConfig | None = None) -> Iterator[Check]:
-    from rlpipe.training.placement import ray_cluster
+    from rlpipe.training.ray_cluster import ray_cluster
 
     with ray_cluster(config):
         yield from check_nodes(config.deadlines.start_seconds, described)
