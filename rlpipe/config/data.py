@@ -19,8 +19,8 @@ class DatasetConfig(Section):
     """Name of the data set in metrics, sample ids and reports; a training set and an evaluation set may share one."""
 
     path: str
-    """A .jsonl, .json or .parquet file, a folder of such files, or the name of a data set on the hub, also with a
-    revision: `owner/name@revision`."""
+    """A .jsonl, .json or .parquet file, a folder of such files or one that `datasets` wrote (`save_to_disk`), or the
+    name of a data set on the hub, also with a revision: `owner/name@revision`."""
 
     split: str = "train"
     """Split of a hub data set (`train[:100]` is allowed there), or of a folder: its files `train.jsonl`,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.shared.errors import DataError
+from rlpipe.shared.strict_json import StrictJsonError, parse_json
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _SPLIT_FILE = re.compile(r"(train|training|test|testing|val|valid|validation|dev|eval|evaluation)(?=$|[-_.\d])")
@@ -15,7 +16,8 @@ def files_of(dataset: DatasetConfig) -> list[Path] | None:
     path = Path(dataset.path)
     try:
         if path.is_dir():
-            return _files_of_split(path / (dataset.subset or ""), dataset.split)
+            folder = path / (dataset.subset or "")
+            return _saved_files(folder, dataset.split) or _files_of_split(folder, dataset.split)
         if path.exists():
             if dataset.subset is not None:
                 raise DataError(f"{path}: subset {dataset.subset!r} says nothing about a single file; remove it")
@@ -39,6 +41,30 @@ def identity_of(dataset: DatasetConfig) -> list[str] | None:
         return None
     stats = [(file, file.stat()) for file in files]
     return [f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
+
+
+def _saved_files(folder: Path, split: str) -> list[Path] | None:
+    """Tables of a folder that `datasets` wrote (`save_to_disk`), in order; None for any other folder."""
+    if (index := folder / "dataset_dict.json").is_file():
+        splits = _names(index, "splits")
+        if split not in splits:
+            raise DataError(f"{folder}: no split {split!r}; the folder holds {', '.join(splits)}: correct `split`")
+        return _saved_files(folder / split, "train")
+    state = folder / "state.json"
+    if not state.is_file() or not (folder / "dataset_info.json").is_file():
+        return None
+    if split != "train":
+        raise DataError(f"{folder}: split {split!r} says nothing about a single saved data set; remove it")
+    return [folder / Path(name).name for name in _names(state, "_data_files")]
+
+
+def _names(index: Path, key: str) -> list[str]:
+    """What a file of `save_to_disk` lists under `key`: names, or objects with a `filename`."""
+    try:
+        listed = parse_json(index.read_bytes())[key]
+        return [one if isinstance(one, str) else str(one["filename"]) for one in listed]
+    except (StrictJsonError, KeyError, TypeError):
+        raise DataError(f"{index}: damaged, it lists no {key!r}; save the data set again") from None
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

@@ -99,7 +99,8 @@ class Joined:
 
 
 def open_rows(dataset: DatasetConfig) -> RowSource:
-    """The rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, or a hub data set."""
+    """The rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, one that `datasets` saved, or
+    a hub data set."""
     files = None if dataset.streaming else files_of(dataset)
     try:
         if files is not None:
@@ -125,6 +126,8 @@ def _open_file(path: Path) -> RowSource:
         return Table(str(path), _json_list(path))
     if path.suffix == ".parquet":
         return Table(str(path), _parquet(path))
+    if path.suffix == ".arrow":
+        return Table(str(path), _arrow(path))
     raise DataError(
         f"{path}: files of type {path.suffix or 'without suffix'} are not read; use .jsonl, .json or .parquet"
     )
@@ -154,6 +157,16 @@ def _parquet(path: Path) -> Any:
         return Dataset.from_parquet(str(path), keep_in_memory=path.stat().st_size < _SMALL_BYTES)
     except Exception as error:  # pyarrow and datasets raise many unrelated types for damaged files
         raise DataError(f"{path}: not a readable parquet file: {first_line(error)}") from None
+
+
+def _arrow(path: Path) -> Any:
+    """A table that `datasets` saved is memory-mapped as it is."""
+    from datasets import Dataset
+
+    try:
+        return Dataset.from_file(str(path))
+    except Exception as error:  # as for parquet
+        raise DataError(f"{path}: not a readable arrow file: {first_line(error)}") from None
 
 
 def _open_hub(dataset: DatasetConfig) -> RowSource:

@@ -27,7 +27,7 @@ class Rows:
 
 
 def load_rows(dataset: DatasetConfig, skip_bad_rows: bool, with_label: bool = True) -> Rows:
-    """Rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, or a hub data set.
+    """Rows of `dataset.path`, as `open_rows` finds them.
 
     A row that `row_problem` objects to is a DataError that names its place, or is skipped and counted with
     `skip_bad_rows`. `dataset.rows` cuts before that.

@@ -12,6 +12,7 @@ from rlpipe.config.data import DatasetConfig
 from rlpipe.data.prompts import PromptEncoder, load_prompts, load_tokenizer
 from rlpipe.data.row_checks import row_problem
 from rlpipe.data.row_source import open_rows
+from rlpipe.data.row_files import identity_of
 from rlpipe.data.rows import Row, load_rows
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError, ModelError
@@ -145,6 +146,34 @@ def test_a_folder_is_read_by_its_splits(tmp_path):
             load_rows(_dataset(tmp_path, split=split), skip_bad_rows=False)
     with pytest.raises(DataError, match="split 'dev' says nothing about a single file"):
         load_rows(_dataset(tmp_path / "test.jsonl", split="dev"), skip_bad_rows=False)
+
+
+def test_folders_that_datasets_saved_are_read_by_their_splits(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    values = [{"prompt": f"{number} + 1", "label": str(number + 1)} for number in range(7)]
+    saved = Dataset.from_list(values)
+    saved.save_to_disk(tmp_path / "one", num_shards=3)
+    DatasetDict({"train": saved, "test": saved.select([2])}).save_to_disk(tmp_path / "two")
+
+    def values_of(name, **options):
+        rows = load_rows(_dataset(tmp_path / name, **options), skip_bad_rows=False).rows
+        assert len({row.place for row in rows}) == len(rows)
+        return [dict(row.values) for row in rows]
+
+    assert values_of("one") == values_of("two") == values
+    assert values_of("one", rows="2:5") == values[2:5]
+    assert values_of("two", split="test") == values[2:3]
+    with pytest.raises(DataError, match="no split 'dev'; the folder holds train, test"):
+        values_of("two", split="dev")
+    with pytest.raises(DataError, match="split 'dev' says nothing about a single saved data set"):
+        values_of("one", split="dev")
+    before = identity_of(_dataset(tmp_path / "one"))
+    saved.select(range(3)).save_to_disk(tmp_path / "one", num_shards=3)
+    assert identity_of(_dataset(tmp_path / "one")) != before
+    (tmp_path / "one" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="state.json: damaged, it lists no '_data_files'"):
+        values_of("one")
 
 
 def test_what_is_no_file_is_named(tmp_path):
