@@ -5,9 +5,9 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from tensor_bits import bits
 from train_workers import split, streamed_states, trainer, weights, whole_batch
 
 from actor.checkpoint import Checkpointer
@@ -116,10 +116,10 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
     return {
         "appeared_early": appeared_early,
         "driver_state": driver_state,
-        "same_metrics": metrics == resumed,
-        "same_weights": all(np.array_equal(expected[name], found[name]) for name in expected),
-        "same_reference": _reference_bits(twin) == _reference_bits(policy),
         "drawn": (drawn, drawn_again),
+        "metrics": (resumed, metrics),
+        "weights": (bits(found), bits(expected)),
+        "reference": (_reference_bits(twin), _reference_bits(policy)),
         "counts": (twin.counts, policy.counts),
         "files": sorted(file.name for file in final.iterdir()),
     }
@@ -242,12 +242,12 @@ def one_damaged_file(rank: int, path: Path, folder: Path) -> dict[str, Any]:
         if rank == 0:
             file.write_bytes(good)
     dist.barrier()
-    untouched = all(np.array_equal(before[name], now) for name, now in weights(policy).items())
-    return {"errors": errors, "untouched": untouched, "afterwards": _error(saver, final)}
+    untouched = (bits(weights(policy)), bits(before))
+    return {"errors": errors, "weights": untouched, "afterwards": _error(saver, final)}
 
 
 def _reference_bits(policy: Trainer) -> list[bytes]:
-    return [tensor.float().numpy().tobytes() for tensor in policy.reference.weights] if policy.reference else []
+    return bits(policy.reference.weights) if policy.reference else []
 
 
 def _error(loader: Checkpointer, path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tensor_bits import bits
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
@@ -98,22 +99,24 @@ def wrote_gather(rank: int, count: int, tensor: torch.Tensor) -> list[torch.Tens
 
 
 def probes_by_alias(rank: int, count: int) -> dict[str, Any]:
-    """Probes of each call, whether its result is bit-equal to the unwrapped one's, and what a call leaves behind."""
+    """Probes of each call, its results without and with the guard, and the methods that stay replaced."""
     functions = calls(rank, count)
-    plain = {name: function() for name, function in functions.items()}
+    plain = {name: bits(function()) for name, function in functions.items()}
     methods = dict(vars(ProcessGroup))
     watching = guard(ToldDriver())
     watching.install()
-    probes, equal = {}, {}
+    probes, guarded = {}, {}
     for name, function in functions.items():
-        result = function()
+        guarded[name] = bits(function())
         probes[name] = watching.take()["guard/checks"]
-        equal[name] = all(
-            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-            for a, b in zip(result, plain[name], strict=True)
-        )
     watching.uninstall()
-    return {"probes": probes, "equal": equal, "untouched": dict(vars(ProcessGroup)) == methods}
+    return {"probes": probes, "plain": plain, "guarded": guarded, "replaced": replaced_methods(methods)}
+
+
+def replaced_methods(methods: dict[str, Any]) -> list[str]:
+    """Names in ProcessGroup that are other than in `methods`, or come on top."""
+    now = dict(vars(ProcessGroup))
+    return sorted(name for name in now.keys() | methods.keys() if now.get(name) is not methods.get(name))
 
 
 def episodes(rank: int, count: int) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def observed(rank: int, count: int, folder: str, driver_version: str) -> dict[st
     observer.uninstall()
     for name in ("allreduce", "broadcast"):
         setattr(ProcessGroup, name, methods[name])
-    return {"metrics": [first, second], "untouched": dict(vars(ProcessGroup)) == methods}
+    return {"metrics": [first, second], "replaced": replaced_methods(methods)}
 
 
 def ages(rank: int, count: int) -> list[int]:
@@ -246,7 +249,7 @@ def coalesced(rank: int, count: int) -> dict[str, Any]:
 def short_way(rank: int, count: int) -> dict[str, Any]:
     """Results and counts of settled operations under every alias and call form, then of one that fails."""
     functions = calls(rank, count)
-    plain = {name: function() for name, function in functions.items()}
+    plain = {name: bits(function()) for name, function in functions.items()}
     entry, broken = vars(ProcessGroup)["allreduce"], [False]
 
     def allreduce(group: Any, *arguments: Any, **named: Any) -> Any:
@@ -261,12 +264,7 @@ def short_way(rank: int, count: int) -> dict[str, Any]:
         for function in functions.values():
             function()
         watching.take()
-    equal = {}
-    for name, function in functions.items():
-        equal[name] = all(
-            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-            for a, b in zip(function(), plain[name], strict=True)
-        )
+    settled = {name: bits(function()) for name, function in functions.items()}
     group, tensor = dist.group.WORLD, torch.ones(2)
     group.allreduce(tensors=[tensor], opts=dist.AllreduceOptions()).wait()
     group.allreduce([tensor]).wait()
@@ -278,7 +276,7 @@ def short_way(rank: int, count: int) -> dict[str, Any]:
         notes = " ".join(error.__notes__)
     watching.uninstall()
     ProcessGroup.allreduce = entry
-    return {"equal": equal, "sum": tensor.tolist(), "metrics": metrics, "notes": notes}
+    return {"plain": plain, "settled": settled, "sum": tensor.tolist(), "metrics": metrics, "notes": notes}
 
 
 def two_listeners(rank: int, count: int) -> dict[str, Any]:
@@ -304,7 +302,8 @@ def two_listeners(rank: int, count: int) -> dict[str, Any]:
     leave_again()
     leave()
     found.append(seen())
-    return {"seen": found, "untouched": dict(vars(ProcessGroup)) == methods and vars(Work)["wait"] is wait}
+    replaced = replaced_methods(methods) + ["Work.wait"] * (vars(Work)["wait"] is not wait)
+    return {"seen": found, "replaced": replaced}
 
 
 def unknown_operation(rank: int, count: int) -> dict[str, Any]:

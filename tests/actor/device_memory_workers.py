@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
+from tensor_bits import bits
 from train_workers import streamed_states, trainer
 
 from actor.checkpoint import Checkpointer
@@ -24,7 +25,7 @@ def freed_between_steps(rank: int, count: int, path: Path, options: dict[str, An
         plain, freed = (trainer(path, count, reference=True, optimizer=options["optimizer"], **options["actor"])
                         for _ in range(2))  # fmt: skip
     metrics: list[Any] = []
-    bits = []
+    weights = []
     for _ in range(3):
         before = _bits(freed)
         freed.keep_resident("nothing")
@@ -35,18 +36,14 @@ def freed_between_steps(rank: int, count: int, path: Path, options: dict[str, An
                     for which in ("policy", "reference")]  # fmt: skip
         freed.keep_resident("all")
         metrics.append([policy.train_step(my_packs(policy), SUPERVISED).metrics for policy in (plain, freed)])
-        bits.append((before, restored))
-        same = [
-            all(torch.equal(torch.from_numpy(a), torch.from_numpy(b)) for a, b in zip(*pair, strict=True))
-            for pair in ((logprobs[0], logprobs[2]), (logprobs[1], logprobs[3]))
-        ]
+        weights.append((before, restored))
     return {
         "left_bytes": left,
-        "bits": bits,
+        "bits": weights,
         "metrics": metrics,
-        "same_logprobs": same,
+        "logprobs": (bits(logprobs[:2]), bits(logprobs[2:])),
         "final": (_bits(plain), _bits(freed)),
-        "same_optimizer": [torch.equal(a, b) for a, b in zip(_optimizer(plain), _optimizer(freed), strict=True)],
+        "optimizer": (bits(_optimizer(plain)), bits(_optimizer(freed))),
     }
 
 

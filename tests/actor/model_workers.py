@@ -18,6 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from model_support import read_tensors, weights_of
 from numpy.typing import NDArray
+from tensor_bits import bits
 from train_support import make_pack
 
 from actor.distributed import start_model_parallel
@@ -122,25 +123,21 @@ def exchange_weights(
 ) -> dict[tuple[str, str], Any]:
     """Load, stream out and save every model in every layout.
 
-    (model, layout) -> (bytes read, exported names, whether all tensors are the checkpoint's) or a traceback; the saved
+    (model, layout) -> (bytes read, bits of exported tensors by name, names of those that this rank holds) or a traceback; the saved
     folder is `output / layout / model`.
     """
     return each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
 
 
-def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, list[str], bool]:
+def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, dict[str, str], list[str]]:
     description = trainable_model(path)
     chunks = build_model(description, actor)
     report = load_hf(chunks, description, path)
-    wanted, mtp = read_tensors(path), actor.train_mtp
-    names, equal = [], True
-    for name, tensor in iter_export(chunks, description, everywhere=True, with_mtp=mtp):
-        names.append(name)
-        equal = equal and tensor is not None and torch.equal(tensor, wanted[name])
+    mtp = actor.train_mtp
+    exported = {name: bits(tensor) for name, tensor in iter_export(chunks, description, everywhere=True, with_mtp=mtp)}
     held = [name for name, tensor in iter_export(chunks, description, with_mtp=mtp) if tensor is not None]
-    equal = equal and held == (names if torch.distributed.get_rank() == 0 else [])
     save_hf(chunks, description, output, path)
-    return report.bytes_read, names, equal
+    return report.bytes_read, exported, held
 
 
 def save_in_bfloat16(rank: int, count: int, path: Path, output: Path) -> None:
@@ -153,8 +150,8 @@ def save_in_bfloat16(rank: int, count: int, path: Path, output: Path) -> None:
     parallel_state.destroy_model_parallel()
 
 
-def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tuple[str, bool]]:
-    """name -> (the error's text, whether the parameters are what they were before)."""
+def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tuple[str, list[float]]]:
+    """name -> (the error's text, the different values of the parameters, which were 7 before)."""
     start_model_parallel(ActorConfig(), seed=1)
     results = {}
     for name, path in paths.items():
@@ -167,7 +164,7 @@ def load_damaged(rank: int, count: int, paths: dict[str, Path]) -> dict[str, tup
             message = "no error"
         except ModelError as error:
             message = str(error)
-        results[name] = (message, all(bool((p == 7.0).all()) for p in chunks[0].parameters()))
+        results[name] = (message, torch.cat([p.flatten() for p in chunks[0].parameters()]).unique().tolist())
     parallel_state.destroy_model_parallel()
     return results
 

@@ -27,7 +27,7 @@ def test_an_observer_counts_and_leaves_torch_alone(observed):
         first, second = found["metrics"]
         assert (first["guard/checks"], second["guard/checks"]) == (3, 3)
         assert first["guard/cleanups"] == second["guard/skips"] == 0
-        assert found["untouched"]
+        assert found["replaced"] == []
 
 
 def test_evidence_joins_the_worse_of_the_ranks(observed):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from tensor_bits import bits
 from train_support import make_pack
 
 from actor import transfer_stream
@@ -155,12 +156,12 @@ def skipped_steps(paths):
     return {
         "report": report,
         "bad_ids": bad.sample_ids,
-        "weights_untouched": all(np.array_equal(before[name], after[name]) for name in before),
-        "state_untouched": all(torch.equal(a, b) for a, b in zip(state, state_after, strict=True)),
+        "weights": (bits(before), bits(after)),
+        "state": (bits(state), bits(state_after)),
         "counts": counts,
         "continues": continues,
         "without_the_skip": without_the_skip,
-        "same_weights": all(np.array_equal(continued[name], values) for name, values in weights(twin).items()),
+        "final_weights": (bits(continued), bits(weights(twin))),
     }
 
 
@@ -248,10 +249,10 @@ def reference_policy(paths):
     trained = policy.logprobs([pack], "policy")[0]
     policy.set_reference()
     result = {
-        "reference_is_the_start": np.array_equal(first, reference),
+        "start": (bits(first), bits(reference)),
         "policy_moved": float(np.abs(trained - first).max()),
-        "weights_back": all(np.array_equal(before[name], after[name]) for name in before),
-        "reference_follows": np.array_equal(policy.logprobs([pack], "reference")[0], trained),
+        "weights": (bits(before), bits(after)),
+        "new_reference": (bits(policy.logprobs([pack], "reference")[0]), bits(trained)),
         "zero_outside": float(np.abs(first[pack.loss_mask == 0]).max()),
     }
     try:

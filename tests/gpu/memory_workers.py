@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensor_bits import bits
 from train_workers import trainer, whole_batch
 
 from actor.trainer import Trainer
@@ -24,14 +25,14 @@ def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
         free.setdefault(held, []).append(torch.cuda.mem_get_info()[0])
         allocated.setdefault(held, []).append(torch.cuda.memory_allocated())
     after = policy.logprobs([whole_batch()], "policy")[0]
-    same = [torch.equal(a, b) for a, b in zip(before, _bits(policy), strict=True)]
+    weights = (bits(before), bits(_bits(policy)))
     report = policy.train_step([whole_batch()], SUPERVISED)
     return {
         "free": free,
         "allocated": allocated,
         "parameters": sum(parameter.numel() for parameter in policy.policy[0].parameters()),
-        "same_weights": all(same),
-        "same_logprobs": bool((logprobs == after).all()),
+        "weights": weights,
+        "logprobs": (bits(logprobs), bits(after)),
         "applied": report.applied,
     }
 
