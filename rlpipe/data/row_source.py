@@ -99,8 +99,8 @@ class Joined:
 
 
 def open_rows(dataset: DatasetConfig) -> RowSource:
-    """The rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, one that `datasets` saved, or
-    a hub data set."""
+    """The rows of `dataset.path`: a .jsonl, .json or .parquet file, a folder of such files, one that `datasets` saved,
+    or a hub data set."""
     files = None if dataset.streaming else files_of(dataset)
     try:
         if files is not None:

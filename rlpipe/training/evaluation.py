@@ -1,4 +1,4 @@
-"""Resident-out evaluation: greedy accuracy, or pass@k with sampled answers."""
+"""Held-out evaluation: greedy accuracy, or pass@k with sampled answers."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

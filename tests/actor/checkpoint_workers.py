@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tensor_bits import bits

@@ -123,8 +123,8 @@ def exchange_weights(
 ) -> dict[tuple[str, str], Any]:
     """Load, stream out and save every model in every layout.
 
-    (model, layout) -> (bytes read, bits of exported tensors by name, names of those that this rank holds) or a traceback; the saved
-    folder is `output / layout / model`.
+    (model, layout) -> (bytes read, bits of exported tensors by name, names of those that this rank holds) or a
+    traceback; the saved folder is `output / layout / model`.
     """
     return each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
 
