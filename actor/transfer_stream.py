@@ -27,11 +27,6 @@ class TransferStream:
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream() if has_transfers() else None
 
-    def after_compute(self) -> None:
-        """What comes next waits for everything that the compute stream has been given so far."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-
     def after(self, event: Event) -> None:
         """What comes next waits for `event` of another stream."""
         if self._stream is not None and event is not None:

@@ -84,11 +84,6 @@ def advantage_function(name: str) -> AdvantageFunction:
     return function
 
 
-def advantage_names() -> tuple[str, ...]:
-    """Registered names, sorted."""
-    return tuple(sorted(_REGISTRY))
-
-
 @register_advantage("grpo")
 def grpo(batch: ScoredBatch, config: AlgorithmConfig) -> Scores:
     """(r - mean of the group) / (unbiased std of the group + 1e-6); GRPO, arXiv 2402.03300, section 4.1.2.

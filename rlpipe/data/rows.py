@@ -6,7 +6,7 @@ from typing import Any
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.row_checks import row_problem
-from rlpipe.data.row_source import Malformed, open_rows, slice_of
+from rlpipe.data.row_source import Malformed
 from rlpipe.shared.errors import DataError
 
 
@@ -16,36 +16,6 @@ class Row:
 
     place: str
     values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows kept, and how many bad ones were skipped."""
-
-    rows: list[Row]
-    skipped: int
-
-
-def load_rows(dataset: DatasetConfig, skip_bad_rows: bool, with_label: bool = True) -> Rows:
-    """Rows of `dataset.path`, as `open_rows` finds them.
-
-    A row that `row_problem` objects to is a DataError that names its place, or is skipped and counted with
-    `skip_bad_rows`. `dataset.rows` cuts before that.
-    """
-    source = open_rows(dataset)
-    selected = range(len(source))[slice_of(dataset)]
-    kept = []
-    skipped = 0
-    for place, values, problem in checked(source.read(selected), dataset, with_label):
-        if problem is None:
-            kept.append(Row(place, values))
-        elif skip_bad_rows:
-            skipped += 1
-        else:
-            raise bad_row(place, problem)
-    if not kept:
-        raise DataError(f"data set {dataset.name!r} ({dataset.path}): no usable row is left of {len(selected)}")
-    return Rows(kept, skipped)
 
 
 def checked(

@@ -57,12 +57,6 @@ class Pack:
     def real_tokens(self) -> int:
         return self.cu_seqlens[-1]
 
-    @property
-    def max_seqlen_tokens(self) -> int:
-        """The longest padded sequence: Megatron's THD rotary embedding needs the true longest one."""
-        pairs = zip(self.cu_seqlens_padded, self.cu_seqlens_padded[1:], strict=False)
-        return max((b - a for a, b in pairs), default=0)
-
 
 def dummy_pack(padded_tokens: int) -> Pack:
     """A pack for a rank that has run out of samples: it takes part in every exchange and adds nothing to the loss.

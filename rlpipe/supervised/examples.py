@@ -169,23 +169,15 @@ def answer_token_ids(
     return [*answer, tokenizer.eos_token_id]
 
 
-def conversation_sequence(
-    sequence_id: str, messages: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer", special: SpecialText | None = None
-) -> TrainingSequence:
-    """A conversation as the chat template renders it; what the assistant says is trained.
-
-    In `messages`, text of special tokens is hidden where it is to stay text.
-
-    Raises DataError when no turn is the assistant's, or when the template rewrites earlier turns as later ones come.
-    """
-    special = special or SpecialText(tokenizer)
-    return supervised_sequence(sequence_id, *conversation_token_ids(sequence_id, messages, tokenizer, special))
-
-
 def conversation_token_ids(
     place: str, messages: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer", special: SpecialText
 ) -> tuple[list[int], list[int], list[int]]:
-    """What comes before the first answer, everything from there on, and which of that is trained (1, 0)."""
+    """What comes before the first answer, everything from there on, and which of that is trained (1, 0): what the
+    assistant says in a conversation as the chat template renders it.
+
+    In `messages`, text of special tokens is hidden where it is to stay text. Raises DataError when no turn is the
+    assistant's, or when the template rewrites earlier turns as later ones come.
+    """
     segments: list[tuple[str, int]] = []
     done = ""
     for index, message in enumerate(messages):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from read_rows import load_rows
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.model import ArithmeticTaskConfig
 from rlpipe.data import PromptStream, load_prompts
 from rlpipe.data.prompts import fill_from_row, load_tokenizer
-from rlpipe.data.rows import load_rows
 from rlpipe.data.stream import StreamState
 from rlpipe.prepare.arithmetic import arithmetic_rows, solution, split_problems, write_rows
 from rlpipe.prepare.tokenizer import byte_tokenizer

@@ -11,7 +11,7 @@ from rlpipe.config.load import validate
 from rlpipe.config.supervised import SupervisedConfig
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError
-from rlpipe.supervised.examples import conversation_sequence, load_examples
+from rlpipe.supervised.examples import load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs, wrap
 
 
@@ -54,9 +54,10 @@ def test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else(tmp_
     assert tokenizer.decode(sequence.token_ids) == whole
 
 
-def test_a_conversation_without_assistant_is_refused(tokenizer):
+def test_a_conversation_without_assistant_is_refused(tmp_path, tokenizer):
+    config = _config(tmp_path, [{"talk": [{"role": "user", "content": "a"}]}], prompt_column="talk")
     with pytest.raises(DataError, match="no assistant turn"):
-        conversation_sequence("x", [{"role": "user", "content": "a"}], tokenizer)
+        load_examples(config, SupervisedConfig(conversations=True), tokenizer)
 
 
 def test_long_sequences_are_left_out_and_counted(tmp_path, tokenizer):
