@@ -9,7 +9,9 @@ from rollout.requests import GenerateRequest
 
 _LEAST_TOKENS = 64  # below, another pass costs more than it saves
 
-Prompt = tuple[str, tuple[int, ...]]
+_COMPARED_TOKENS = 32
+
+Prompt = tuple[str, int, tuple[int, ...]]
 
 
 class SharedPrompts:
@@ -44,7 +46,8 @@ class SharedPrompts:
         """Waits until the prompt is in the cache, where weights of `version` are worth it; how many tokens were
         computed for that on behalf of this request, the first of its group."""
         prompt = _prompt(request)
-        if self._prefill is None or self._expected[prompt] < 2 or len(request.prompt_ids) < _LEAST_TOKENS:
+        is_alone = not request.group_id or self._expected[prompt] < 2
+        if self._prefill is None or is_alone or len(request.prompt_ids) < _LEAST_TOKENS:
             return 0
         is_first = (prompt, version) not in self._prefills
         if is_first:
@@ -56,4 +59,5 @@ class SharedPrompts:
 
 
 def _prompt(request: GenerateRequest) -> Prompt:
-    return request.group_id, request.prompt_ids
+    """What tells prompts apart within a group, whose later turns differ at their end; long ones are slow to hash."""
+    return request.group_id, len(request.prompt_ids), request.prompt_ids[-_COMPARED_TOKENS:]
