@@ -7,9 +7,8 @@ from typing import Any, Self
 import ray
 
 from rlpipe.config.root import Config
-from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError, WeightSyncError
+from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError
 from rlpipe.shared.remote import deadline_error, on_node
-from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout.arguments import EngineSetup
 from rollout.cleanup import end_engine, remove_files
 from rollout.client import EngineClient
@@ -20,6 +19,7 @@ from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import Fault
 from rollout.requests import DeviceMemory, EngineHealth, EngineRecord, EngineUsage
 from rollout.supervisor import Supervisor
+from rollout.weights.engine_groups import EngineWeightGroups
 
 _STOP_SECONDS = 30.0
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
@@ -31,6 +31,8 @@ class RolloutPool:
     An engine that is lost, be it while it starts, is replaced by another, as far as `fault.engine_restarts` allows;
     calls leave it out meanwhile. The failure that no restart is left for is raised by all calls, as an RlpipeError of
     one sentence (plus the last lines of the log); afterwards only `stop` is useful. Every call has a deadline.
+
+    weights: the groups in which engines receive updates.
     """
 
     def __init__(
@@ -43,12 +45,12 @@ class RolloutPool:
     ) -> None:
         self._config = config
         self._placement = placement
-        self._groups: dict[RunningEngine, WeightGroup] = {}
         self._ready: tuple[EngineHealth, ...] = ()
-        self._sent = False
         self._stopped = False
         self._fleet = Fleet([self.launch(setup) for setup in setups], config.fault, self._last_words)
         self._calls = FleetCalls(self._fleet)
+        size, seconds = config.rollout.engine.tensor_parallel, config.deadlines.weight_sync_seconds
+        self.weights = EngineWeightGroups(self._fleet, self._calls, size, seconds)
         self._supervisor = Supervisor(
             self._fleet, self, config.fault, config.deadlines.start_seconds, say=say, on_fault=on_fault
         )
@@ -130,7 +132,7 @@ class RolloutPool:
     @property
     def holds_sent_weights(self) -> bool:
         """Whether an update was begun: weights of the model's folder are too old from then on."""
-        return self._sent
+        return self.weights.begun
 
     def pause_requests(self) -> None:
         """Requests wait from now on, those that engines have are answered."""
@@ -151,28 +153,6 @@ class RolloutPool:
         """What lost engines cost since the last call, by the name of the metric without its area."""
         return self._fleet.counts.take()
 
-    def join_weight_groups(
-        self, groups: Sequence[WeightGroup], engines: Sequence[RunningEngine] | None = None
-    ) -> EngineCalls:
-        """A call that ends when all ranks, the senders' included, have joined.
-
-        One group for all `engines` (by default all that are up), or one for each.
-        """
-        engines = self.up() if engines is None else engines
-        if len(groups) == 1:
-            size = self._config.rollout.engine.tensor_parallel
-            places = [(groups[0], groups[0].senders + place * size) for place in range(len(engines))]
-        else:
-            places = [(group, group.senders) for group in groups]
-        self._groups = {engine: group for engine, (group, _) in zip(engines, places, strict=True)}
-        return EngineCalls(
-            tuple(engines),
-            tuple(
-                engine.actor.join_weight_group.remote(group, rank)
-                for engine, (group, rank) in zip(engines, places, strict=True)
-            ),
-        )
-
     def sleep(self, parts: Sequence[DeviceMemory]) -> float:
         """Engines give the device memory of `parts` back, after running requests have ended; its content is lost.
 
@@ -185,23 +165,6 @@ class RolloutPool:
         """Engines take device memory for `parts` again; weights have to be sent after it."""
         self._calls.to_all("wake", tuple(parts), seconds=self._config.deadlines.weight_sync_seconds, phase="waking")
 
-    def start_receiving(self, plan: tuple[WeightBucket, ...], version: int, in_flight: bool = False) -> EngineCalls:
-        """A call for each joined engine's WeightReceipt of `plan`; the sender may begin right after it.
-
-        Engines finish their running requests first, or interrupt them where `in_flight`; these then go on, and later
-        requests are answered, with the new weights.
-        """
-        if not self._groups:
-            raise WeightSyncError("engines have not joined a weight group; call join_weight_groups first")
-        self._sent = True
-        return EngineCalls(
-            tuple(self._groups),
-            tuple(
-                engine.actor.receive.remote(plan, version, group.name, in_flight)
-                for engine, group in self._groups.items()
-            ),
-        )
-
     def gather(self, calls: EngineCalls, deadline_seconds: float, phase: str) -> list[Any]:
         """Results of `calls`, one per engine, or the first error of one."""
         return self._calls.gather(calls, deadline_seconds, phase)
@@ -211,15 +174,6 @@ class RolloutPool:
     ) -> dict[RunningEngine, Any]:
         """Results of the engines that have one; see `FleetCalls.collect`."""
         return self._calls.collect(calls, deadline_seconds, phase, in_vain)
-
-    def leave_weight_groups(self) -> None:
-        """Those engines leave that are there yet."""
-        up = set(self._fleet.up())
-        here = [(engine, group) for engine, group in self._groups.items() if engine in up]
-        self._groups = {}
-        references = tuple(engine.actor.leave_weight_group.remote(group.name) for engine, group in here)
-        calls = EngineCalls(tuple(engine for engine, _ in here), references)
-        self.collect(calls, self._config.deadlines.weight_sync_seconds, "leaving the weight group")
 
     def take_usage(self) -> tuple[EngineUsage, ...]:
         """Each engine's work since the last call."""

@@ -72,7 +72,7 @@ class WeightSync:
     def _send(self, version: int) -> "WeightSendReport | None":
         """None when an engine was lost before all others had everything."""
         in_flight = self._config.rollout.mode == "async"
-        calls = self._pool.start_receiving(self._plan, version, in_flight)
+        calls = self._pool.weights.start_receiving(self._plan, version, in_flight)
         sending = self._actor.begin_send_weights(self._config.weight_sync.verify, calls.references)
         failed = threading.Event()
 
@@ -94,9 +94,9 @@ class WeightSync:
         """Whether they can be sent to now; not when one was lost meanwhile."""
         if engines == self._joined:
             return True
-        self._pool.leave_weight_groups()
+        self._pool.weights.leave()
         groups = self._shared_buffers(engines) if self._config.ray.colocate else self._broadcast_group(len(engines))
-        calls = self._pool.join_weight_groups([group for group in groups if group is not None], engines)
+        calls = self._pool.weights.join([group for group in groups if group is not None], engines)
         joining = self._actor.begin_join_weight_groups(groups)
         failure, joined = together(joining.result, lambda: self._collect(calls, "joining the weight group"))
         if _is_incomplete(engines, joined, failure):

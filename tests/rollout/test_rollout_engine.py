@@ -110,10 +110,10 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
     source = WeightSource.remote()
     group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
+    dense_pool.gather(dense_pool.weights.join([group], dense_pool.up()), DEADLINE, "joining")
     ray.get(joined)
     for version, folder in ((1, other), (2, dense_folder)):
-        receiving = dense_pool.start_receiving(plan, version)
+        receiving = dense_pool.weights.start_receiving(plan, version)
         sent = ray.get(source.send.remote(state(folder), plan))
         receipts = dense_pool.gather(receiving, DEADLINE, "weight_sync")
         assert [one.checksums for one in receipts] == [sent, sent]
@@ -122,7 +122,7 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
         assert logprob_error(folder, requests, generations) < 1e-4
         assert {span.version for one in generations for span in one.versions} == {version}
         assert [one.version for one in receipts] == [version, version]
-    dense_pool.leave_weight_groups()
+    dense_pool.weights.leave()
     ray.kill(source)
 
 

@@ -32,10 +32,10 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         source = WeightSource.remote()
         group = ray.get(source.open.remote(1))
         joined = source.join.remote(group)
-        pool.gather(pool.join_weight_groups([group]), DEADLINE, "joining")
+        pool.gather(pool.weights.join([group], pool.up()), DEADLINE, "joining")
         ray.get(joined)
         for version, folder in enumerate((second, first, second), 1):  # experts one by one, then stacked
-            receiving = pool.start_receiving(plan, version)
+            receiving = pool.weights.start_receiving(plan, version)
             sent = ray.get(source.send.remote(stacked_state(folder), plan))
             assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
             assert logprob_error(folder, requests, generate(pool, requests)) < 1e-4

@@ -88,7 +88,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     source = WeightSource.remote()
     group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.join_weight_groups([group]), DEADLINE, "joining")
+    dense_pool.gather(dense_pool.weights.join([group], dense_pool.up()), DEADLINE, "joining")
     ray.get(joined)
     requests = make_requests(16, new_tokens=400)
 
@@ -97,7 +97,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
         asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
         while len(client.running_lengths()) < len(requests):
             await asyncio.sleep(0.05)
-        receiving = dense_pool.start_receiving(plan, 7, in_flight=True)
+        receiving = dense_pool.weights.start_receiving(plan, 7, in_flight=True)
         source.send.remote(state(other), plan)
         receipts = await asyncio.to_thread(dense_pool.gather, receiving, DEADLINE, "weight_sync")
         assert not any(one.done() for one in asked)
@@ -116,8 +116,8 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
             rest = GenerateRequest(one.request_id, request.prompt_ids + one.token_ids[:old], request.sampling, 0)
             tail = type(one)(one.request_id, one.token_ids[old:], one.logprobs[old:], one.status, (), 0, 0.0, 0)
             assert logprob_error(other, [rest], [tail]) < 1e-4
-    receiving = dense_pool.start_receiving(plan, 8)
+    receiving = dense_pool.weights.start_receiving(plan, 8)
     source.send.remote(state(dense_folder), plan)
     dense_pool.gather(receiving, DEADLINE, "weight_sync")
-    dense_pool.leave_weight_groups()
+    dense_pool.weights.leave()
     ray.kill(source)
