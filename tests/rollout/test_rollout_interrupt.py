@@ -12,6 +12,7 @@ from test_rollout_engine import logprob_error
 
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.partial_response import PartialResponse, first_tokens, interrupted, merged_spans
+from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, SamplingParameters
 
 
@@ -82,6 +83,12 @@ def test_a_whole_response_is_answered_as_it_is(dense_pool):
         assert (other.partial, other.status) == (one.partial, Status.TRUNCATED)
 
 
+def running_requests(pool: RolloutPool) -> int:
+    """As many as SGLang has now."""
+    pulses = ray.get([engine.actor.probe.remote() for engine in pool.serving()], timeout=DEADLINE)
+    return sum(len(pulse.running) for pulse in pulses)
+
+
 def test_weights_can_change_while_responses_are_generated(dense_pool, dense_folder, tmp_path):
     other = save_dense(tmp_path, seed=1)
     plan = plan_of(state(other), buckets=2)
@@ -95,7 +102,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     async def update_meanwhile():
         client = dense_pool.client()
         asked = [asyncio.ensure_future(client.generate(request)) for request in requests]
-        while len(client.running_lengths()) < len(requests):
+        while running_requests(dense_pool) < len(requests):
             await asyncio.sleep(0.05)
         receiving = dense_pool.weights.start_receiving(plan, 7, in_flight=True)
         source.send.remote(state(other), plan)
