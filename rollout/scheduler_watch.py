@@ -86,5 +86,3 @@ def _what_happened(processes: Sequence[Any]) -> str:
             return f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
     stopped = [process.pid for process in processes if is_stopped(process.pid)]
     return f"SGLang's process {stopped[0] if stopped else processes[0].pid} was stopped and does not go on"
-
-

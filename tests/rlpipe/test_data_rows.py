@@ -12,8 +12,8 @@ from read_rows import load_rows
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.prompts import PromptEncoder, load_prompts, load_tokenizer
 from rlpipe.data.row_checks import row_problem
-from rlpipe.data.row_source import open_rows
 from rlpipe.data.row_files import identity_of
+from rlpipe.data.row_source import open_rows
 from rlpipe.data.rows import Row
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError, ModelError
