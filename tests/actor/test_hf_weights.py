@@ -112,7 +112,7 @@ def test_a_saved_folder_loads_in_transformers(results, output):
 def test_the_plan_names_what_streams_out(results, paths):
     for model, layout in CASES:
         plan = export_plan(trainable_model(paths[model]), "float32", with_mtp=layout == "pp2_mtp")
-        assert [spec.name for spec in plan] == results[0][model, layout][1]
+        assert [spec.name for spec in plan] == list(results[0][model, layout][1])
         tensors = read_tensors(paths[model])
         assert all(tuple(tensors[spec.name].shape) == spec.shape for spec in plan)
 
