@@ -76,7 +76,7 @@ def test_every_sample_has_the_reward_of_its_own_response(four):
 def test_an_evaluation_of_the_trained_policy_says_what_the_run_said_of_it(four):
     folder, _ = four
     output = run_command("eval", *run_arguments(folder, f"model.path={folder}/small/policy"))
-    printed = json.loads(output[output.index("\n{") :])
+    printed, _ = json.JSONDecoder().raw_decode(output[output.rindex("{") :])
     last = metric_rows(folder / "small")[-1]
     assert printed == {name: value for name, value in last.items() if name.startswith("eval/")}
 
