@@ -12,7 +12,7 @@ from rlpipe.shared.remote import deadline_error, on_node
 from rollout.arguments import EngineSetup
 from rollout.cleanup import end_engine, remove_files
 from rollout.client import EngineClient
-from rollout.engine_calls import EngineCalls, FleetCalls, translate
+from rollout.engine_calls import EngineCalls, FleetCalls
 from rollout.engine_launch import engine_setups, launch_engine
 from rollout.failures import log_tail
 from rollout.fleet import EngineState, Fleet, RunningEngine
