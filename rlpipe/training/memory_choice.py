@@ -7,8 +7,8 @@ from rlpipe.estimate.automatic import choice_note, is_automatic, with_choice_of
 from rlpipe.estimate.present_cluster import present_cluster
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.monitoring.run_directory import RunDirectory
-from rlpipe.training.trained_share import planned_model
 from rlpipe.training.ray_cluster import ray_cluster
+from rlpipe.training.trained_share import planned_model
 
 
 def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, tuple[str, ...]]:

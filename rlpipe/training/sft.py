@@ -40,8 +40,8 @@ from rlpipe.training.opening import Opening, discard_replaced, open_run_director
 from rlpipe.training.placement import Placement, actor_placement
 from rlpipe.training.policies import PolicyFolders
 from rlpipe.training.policy_checks import check_policy
-from rlpipe.training.trained_share import trained_notes
 from rlpipe.training.ray_cluster import ray_cluster
+from rlpipe.training.trained_share import trained_notes
 from rlpipe.training.warm_up import warm_up_actor
 
 _ALGORITHM = AlgorithmConfig(loss="sft")
