@@ -55,12 +55,12 @@ class Engine:
         self._responses: ResponseWriter
         self._weights: WeightRequests
         self._memory: MemoryRelease
+        self._first_token: FirstToken
         self._counters: EngineCounters
         self._watch = SchedulerWatch(setup.index, setup.log_path)
         self._usage = UsageClock()
         self._pause = GenerationPause(held=setup.awaits_weights)
         self._jit = JitWatch(setup.index, Path(setup.log_path), setup.jit)
-        self._first_token = FirstToken(Path(setup.log_path))
         self._memory_peaks = EngineMemory(setup.device)
 
     async def address(self) -> WorkerAddress:
@@ -73,6 +73,7 @@ class Engine:
         begin = time.perf_counter()
         setup = self._setup = checked_setup(self._setup)
         prepare_process(setup)
+        self._first_token = FirstToken(Path(setup.log_path))  # beside the log, in a folder that is there by now
         from rollout.sglang_engine import start_sglang
 
         arguments, notes = sglang_arguments(setup)

@@ -73,6 +73,14 @@ def test_every_sample_has_the_reward_of_its_own_response(four):
     assert [row["reward"] for row in rows] == [response_is_even(row["response"], row["label"]).score for row in rows]
 
 
+def test_an_evaluation_of_the_trained_policy_says_what_the_run_said_of_it(four):
+    folder, _ = four
+    output = run_command("eval", *run_arguments(folder, f"model.path={folder}/small/policy"))
+    printed, _ = json.JSONDecoder().raw_decode(output[output.rindex("{") :])
+    last = metric_rows(folder / "small")[-1]
+    assert printed == {name: value for name, value in last.items() if name.startswith("eval/")}
+
+
 def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path):
     """What a crash in the fourth iteration leaves. In the other two, engine and actor take turns: weights pass through
     shared buffers, and each side gives its memory back while the other works."""
