@@ -11,6 +11,8 @@ from rlpipe.shared.sample import Reward
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+_CONNECT_SECONDS = 10.0
+
 
 class AgentFailure(Exception):
     """An agent raised an error, ended with one, or answered something that is no reward. It costs its episode."""
@@ -43,7 +45,10 @@ class AgentTask:
         import httpx
         from openai import AsyncOpenAI
 
-        connections = httpx.AsyncClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=None)
+        times = httpx.Timeout(
+            None, connect=_CONNECT_SECONDS
+        )  # a response may wait for engines until the agent's own end
+        connections = httpx.AsyncClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=times)
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=connections)
 
     def as_json(self) -> dict[str, Any]:
