@@ -1,5 +1,7 @@
 """`rlpipe commguard`, as a user calls it."""
 
+import pytest
+from run_support import UNTRACKED, run_arguments, start_command
 from typer.testing import CliRunner
 
 from actor.comm_guard.rules import Policy, Rule, Threshold, load_policy, save_policy
@@ -31,3 +33,16 @@ def test_a_policy_file_is_shown_and_what_is_none_is_refused_in_one_sentence(tmp_
         refused = _shown(wrong)
         assert refused.exit_code == EXIT_CODE
         assert sentence in refused.output and "Traceback" not in refused.output
+
+
+@pytest.mark.slow
+def test_a_profile_without_gpus_trains_and_says_that_nothing_was_measured(tmp_path):
+    policy = tmp_path / "guard.yaml"
+    settings = run_arguments(tmp_path, *UNTRACKED)
+    process = start_command("commguard", "profile", *settings, "--iterations", "2", "--output", str(policy))
+    output, _ = process.communicate(timeout=800)
+    assert process.returncode == EXIT_CODE, output
+    assert "several GPUs" in output and "Traceback" not in output
+    assert not policy.exists()
+    rows = (tmp_path / "small-commguard" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 1 + 2  # before the first iteration, and after each

@@ -1,5 +1,8 @@
 """Whole runs whose generation is ahead of training, interrupted or in several turns: real engines, real actor."""
 
+import json
+import re
+
 import pytest
 from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
@@ -22,6 +25,32 @@ def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
     assert all(row["time/old_logprob_seconds"] > 0 for row in off_policy)
     assert all(row["mismatch/logprob_abs_max"] < 1e-4 for row in rows if row not in off_policy)
     assert rows[0]["rollout/groups_started_count"] == 24
+
+
+@pytest.mark.slow
+def test_a_whole_run_trains_what_the_policy_wrote_around_the_calculator(tmp_path):
+    template = "warm_start.response_template='<<{expression}>> = {label} Answer: {label}'"
+    settings = ["rollout.generate.function=calculator", "warm_start.steps=150", template, "run.iterations=2"]
+    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, *settings, "rollout.max_response_tokens=48"))
+    samples = [json.loads(line) for line in (tmp_path / "small/samples.jsonl").read_text().splitlines()]
+    answered = [re.search(r"<<([\d+ ]+)>> = (\d+) ", sample["response"]) for sample in samples]
+    assert any(answered)
+    for match in filter(None, answered):
+        assert sum(map(int, match[1].split("+"))) == int(match[2])
+    for row in metric_rows(tmp_path / "small")[-2:]:
+        assert row["train/updates_applied_count"] > 0
+        assert row["mismatch/logprob_abs_max"] < 1e-4
+        assert row["rollout/prefix_hit_share"] > 0.2  # a later turn finds the earlier ones
+
+
+@pytest.mark.slow
+def test_experts_of_the_engine_are_those_of_the_actor_in_a_whole_run(tmp_path):
+    replay = ["algorithm.routing_replay=true", "run.iterations=2", f"model.path={tmp_path}/hybrid"]
+    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, *replay, config="configs/demo/hybrid.yaml"))
+    for row in metric_rows(tmp_path / "small")[-2:]:
+        assert row["train/updates_applied_count"] > 0
+        assert row["mismatch/logprob_abs_max"] < 1e-4
+        assert row["rollout/prefix_hit_share"] == 0  # no cache of recurrent states on a CPU
 
 
 @pytest.mark.slow
