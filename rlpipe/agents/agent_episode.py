@@ -277,7 +277,8 @@ class AgentEpisode:
         if any(value != getattr(self.request.sampling, name, None) for name, value in wanted.sampling):
             self._counts["overridden_sampling"] += 1
         limit = min(room, wanted.max_tokens or room)
-        digest = digest_of([prompt_ids, wanted.seed])
+        before = "" if place.node is None else place.node.digest.hex()
+        digest = digest_of([before, place.context_ids, opening, wanted.seed])
         self._counts["requests"] += 1
         first = self._asked[digest]
         self._asked[digest] += wanted.choices

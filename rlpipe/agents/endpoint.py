@@ -13,10 +13,9 @@ from typing import Any
 
 import orjson
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from rlpipe.agents import anthropic_messages
 from rlpipe.agents.agent_episode import AgentEpisode, Answer
@@ -105,9 +104,9 @@ class Endpoint:
         """What its agent asks from now on is refused."""
         self._episodes.pop(url.removesuffix("/v1").rpartition("/")[2], None)
 
-    def _application(self) -> Starlette:
+    def _application(self) -> Router:
         root = "/episodes/{name}/v1"
-        return Starlette(
+        return Router(
             routes=[
                 Route(f"{root}/chat/completions", self._answering(self._chat), methods=["POST"]),
                 Route(f"{root}/completions", self._answering(self._complete), methods=["POST"]),

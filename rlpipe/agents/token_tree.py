@@ -1,6 +1,8 @@
 """An episode as a tree of token sequences: what the policy read and wrote, each token kept as it was sampled."""
 
+import hashlib
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +42,13 @@ class Node:
         """Of the whole sequence up to the end of this response."""
         before = 0 if self.parent is None else self.parent.tokens
         return before + len(self.context_ids) + len(self.generation.token_ids)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of the whole sequence up to the end of this response."""
+        own = array("q", self.context_ids + self.generation.token_ids).tobytes()
+        before = b"" if self.parent is None else self.parent.digest
+        return hashlib.blake2b(before + own, digest_size=16).digest()
 
     def claim(self) -> None:
         """A request goes on from here."""

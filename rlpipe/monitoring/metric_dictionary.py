@@ -148,7 +148,11 @@ _DECLARED = [
     Metric("agent/failures_count", "count", "episodes whose agent failed"),
     Metric("agent/timeouts_count", "count", "of these, those that met the time limit"),
     Metric("agent/interruptions_count", "count", "times an agent had to wait because generation was interrupted"),
-    Metric("agent/driver_seconds_mean", "seconds", "time of the endpoint for a request, without waiting for engines"),
+    Metric(
+        "agent/driver_seconds_mean",
+        "seconds",
+        "from a request to its answer without waiting for engines, but with waiting for other requests",
+    ),
     Metric("rollout/prefix_hit_share", "share", "share of prompt tokens that an engine had in its cache of prefixes"),
     Metric("rollout/prefill_saved_tokens", "tokens", "prompt tokens not computed because an engine had them"),
     Metric(

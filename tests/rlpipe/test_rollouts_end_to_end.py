@@ -82,7 +82,8 @@ def test_an_agent_s_episodes_are_trained_on_the_tokens_that_the_engine_sampled(t
     run_command("train", *run_arguments(tmp_path, *settings, "algorithm.aggregation=episode_mean"))
     rows = metric_rows(tmp_path / "small")[-4:]
     assert all(row["rollout/episodes_count"] == 32 and row["rollout/failed_count"] == 0 for row in rows)
-    assert all(row["agent/continued_requests_count"] > 0 and row["agent/divergences_count"] == 0 for row in rows)
+    assert sum(row["agent/continued_requests_count"] for row in rows) > 0
+    assert all(row["agent/divergences_count"] == 0 for row in rows)
     assert any(row["episode/turns_max"] == 2 for row in rows)
     on_policy = [row for row in rows if row["rollout/off_policy_share"] == 0]
     assert on_policy and all(row["mismatch/logprob_abs_max"] < 1e-4 for row in on_policy)
