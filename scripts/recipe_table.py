@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
-from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CLUSTERS, CONFIGS
+from rlpipe.training.trained_share import planned_model
 
 _GIGABYTES = (24, 48, 80, 141)
 
@@ -31,7 +31,7 @@ def _seconds(config: Config, gigabytes: int) -> str:
     name = f"local_{config.needed_gpus}x{gigabytes}gb"
     if not (CLUSTERS / f"{name}.yaml").exists():
         return ""
-    planned = plan(config, load_model(config.model.path), load_cluster(name))
+    planned = plan(config, planned_model(config), load_cluster(name))
     return "no" if planned.problems or planned.step_seconds is None else f"{planned.step_seconds:,.0f} s"
 
 

@@ -104,7 +104,7 @@ class AgentMaker:
         metrics = {f"agent/{name}_count": float(counts[name]) for name in COUNTS}
         if self._endpoint is not None and requests:
             endpoint = self._endpoint.result()
-            metrics["agent/driver_seconds_mean"] = endpoint.take_driver_seconds() / requests
+            metrics["agent/driver_mean_seconds"] = endpoint.take_driver_seconds() / requests
         return metrics
 
     def take_notes(self) -> list[str]:

@@ -60,7 +60,7 @@ GROUPS = (
         (
             Panel("turns", ("episode/turns_mean", "episode/turns_max")),
             Panel("success", ("episode/success_share",)),
-            Panel("seconds of an episode", ("episode/model_seconds_mean", "episode/tool_seconds_mean")),
+            Panel("seconds of an episode", ("episode/model_mean_seconds", "episode/tool_mean_seconds")),
             Panel("tool calls", ("episode/tool_calls_count", "episode/tool_failures_count")),
             Panel("tool failures by kind", ("episode/tool_failures_{kind}_count",)),
             Panel("what ended episodes", ("episode/ended_{reason}_count",)),

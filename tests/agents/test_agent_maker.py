@@ -90,7 +90,7 @@ def test_an_agent_makes_an_episode_however_it_is_run(tokenizer, agent, score, an
     assert_trained_once_as_sampled(episode, policy.written)
     check_names(metrics)
     assert metrics["agent/requests_count"] == turns and metrics["agent/continued_requests_count"] == turns - 1
-    assert 0 < metrics["agent/driver_seconds_mean"] < 10
+    assert 0 < metrics["agent/driver_mean_seconds"] < 10
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ _MODEL = [
     Defect(
         "the head's gradient of one tensor rank alone",
         "actor/head.py",
-        "return shard.reduce(hidden_gradient), weight_gradient",
-        "return hidden_gradient, weight_gradient",
+        "return shard.reduce(self._hidden), weight, low",
+        "return self._hidden, weight, low",
         "actor/test_head_chunked.py::test_two_ranks_equal_one_with_padded_vocabulary_and_sequence_parallelism",
     ),
     Defect(
@@ -229,8 +229,8 @@ _MODEL = [
     Defect(
         "the reference pass uses the policy",
         "actor/trainer.py",
-        "            with self.reference.swapped_in():\n                scored",
-        "            if True:\n                scored",
+        "weights = self.reference.swapped_in()",
+        "weights = nullcontext()",
         "actor/test_train_steps.py::test_reference_policy_is_kept_beside_the_policy",
     ),
 ]
@@ -400,9 +400,16 @@ _ROLLOUT = [
     Defect(
         "the new version is not recorded",
         "rollout/engine.py",
-        "            self._version = version\n",
+        "            self._responses.version = version\n",
         "            pass\n",
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
+    ),
+    Defect(
+        "keys and values of the weights before are used again",
+        "rollout/memory_release.py",
+        "        while not (await self._watch.call(self._manager.flush_cache())).success:\n",
+        "        while False:\n",
+        "rollout/test_prefix_cache.py::test_nothing_of_older_weights_is_used",
     ),
     Defect(
         "a bucket of weights stays stale",

@@ -94,7 +94,8 @@ def test_a_copy_says_the_same_as_what_it_was_copied_from(tmp_path, monkeypatch):
         assert result.exit_code == 0, result.output
         assert str(name.with_suffix("")) in listed
         # What a recipe lacks that others are based on.
-        complete = ["run.name=copied", "model.path=policy", "actor.max_tokens_per_gpu=8448"]
+        complete = ["run={name: copied, iterations: 2}", "model.path=policy", "actor.max_tokens_per_gpu=8448"]
+        complete += ["data.train=[{name: rows, path: rows.jsonl}]"]
         assert load_config(Path("configs") / name, complete) == load_config(CONFIGS / name, complete)
 
 

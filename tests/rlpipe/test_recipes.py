@@ -11,9 +11,9 @@ from rlpipe.cli import app
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
-from rlpipe.estimate.memory import load_model
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CONFIGS, MODELS
+from rlpipe.training.trained_share import planned_model
 
 RECIPES = {path.stem: load_config(path) for path in sorted((CONFIGS / "recipes").glob("qwen*.yaml"))}
 NAMES = {"zhuzilin/dapo-math-17k", "openai/gsm8k"}
@@ -43,7 +43,7 @@ def test_a_recipe_names_its_model_data_and_evaluation_on_the_hub(name):
 @pytest.mark.parametrize("name", [name for name, config in RECIPES.items() if config.needed_gpus <= 2])
 def test_a_recipe_for_few_gpus_fits_from_some_size_on(name):
     config = RECIPES[name]
-    model = load_model(config.model.path)
+    model = planned_model(config)
     clusters = [load_cluster(cluster) for cluster in SMALLEST[config.needed_gpus]]
     fits = [not plan(config, model, cluster).problems for cluster in clusters]
     assert fits == sorted(fits) and fits[-1], fits
