@@ -26,7 +26,7 @@ _IN_VAIN_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class EngineCalls:
-    """One call to several engines, for `FleetCalls.gather` or `collect`."""
+    """One call to several engines, for `FleetCalls.collect`."""
 
     engines: tuple[RunningEngine, ...]
     references: tuple[Any, ...]
@@ -37,18 +37,6 @@ class FleetCalls:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-
-    def gather(self, calls: EngineCalls, deadline_seconds: float, phase: str) -> list[Any]:
-        """Results of `calls`, one per engine, or the first error of one."""
-        results: dict[RunningEngine, Any] = {}
-        for engine, result in self._answers(calls, deadline_seconds, phase):
-            if isinstance(result, EngineFailure):
-                self._fleet.report(engine, result)
-                self._fleet.check()
-            if isinstance(result, RlpipeError):
-                raise result
-            results[engine] = result
-        return [results[engine] for engine in calls.engines]
 
     def collect(
         self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False

@@ -165,10 +165,6 @@ class RolloutPool:
         """Engines take device memory for `parts` again; weights have to be sent after it."""
         self._calls.to_all("wake", tuple(parts), seconds=self._config.deadlines.weight_sync_seconds, phase="waking")
 
-    def gather(self, calls: EngineCalls, deadline_seconds: float, phase: str) -> list[Any]:
-        """Results of `calls`, one per engine, or the first error of one."""
-        return self._calls.gather(calls, deadline_seconds, phase)
-
     def collect(
         self, calls: EngineCalls, deadline_seconds: float, phase: str, in_vain: Callable[[], bool] = lambda: False
     ) -> dict[RunningEngine, Any]:

@@ -3,8 +3,11 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from rlpipe.shared.errors import RlpipeError
 from rollout.client import EngineClient
+from rollout.engine_calls import EngineCalls
 from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, Generation, SamplingParameters, sample_seed
 
@@ -42,6 +45,16 @@ def mixed_requests() -> list[GenerateRequest]:
 
 def answers(generations) -> dict[str, tuple]:
     return {one.request_id: (one.token_ids, one.logprobs) for one in generations}
+
+
+def results_of(pool: RolloutPool, calls: EngineCalls, phase: str) -> list[Any]:
+    """One for each engine; the first error of one is raised."""
+    results = pool.collect(calls, DEADLINE, phase)
+    for engine in calls.engines:
+        error = results.get(engine, engine.failure)
+        if isinstance(error, RlpipeError):
+            raise error
+    return [results[engine] for engine in calls.engines]
 
 
 def generate(

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import ray
 from rollout_models import state
-from rollout_requests import answers, converse, generate, make_requests, most_cached_tokens
+from rollout_requests import answers, converse, generate, make_requests, most_cached_tokens, results_of
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_restart import scheduler_processes
 
@@ -88,11 +88,11 @@ def test_nothing_of_older_weights_is_used(dense_pool, dense_folder):
     source = WeightSource.remote()
     group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.weights.join([group], dense_pool.up()), 120, "joining")
+    results_of(dense_pool, dense_pool.weights.join([group], dense_pool.up()), "joining")
     ray.get(joined)
     receiving = dense_pool.weights.start_receiving(plan, 3)
     source.send.remote(state(dense_folder), plan)
-    dense_pool.gather(receiving, 120, "weight_sync")
+    results_of(dense_pool, receiving, "weight_sync")
     updated = generate(dense_pool, requests)
     dense_pool.weights.leave()
     ray.kill(source)

@@ -7,7 +7,7 @@ import pytest
 import ray
 import torch
 from rollout_models import reference_logprobs, save_dense, state
-from rollout_requests import DEADLINE, answers, generate, make_requests, mixed_requests
+from rollout_requests import answers, generate, make_requests, mixed_requests, results_of
 from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.shared.errors import DeadlineError, RolloutError
@@ -110,12 +110,12 @@ def test_new_weights_reach_all_engines_with_their_version_and_equal_checksums(de
     source = WeightSource.remote()
     group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.weights.join([group], dense_pool.up()), DEADLINE, "joining")
+    results_of(dense_pool, dense_pool.weights.join([group], dense_pool.up()), "joining")
     ray.get(joined)
     for version, folder in ((1, other), (2, dense_folder)):
         receiving = dense_pool.weights.start_receiving(plan, version)
         sent = ray.get(source.send.remote(state(folder), plan))
-        receipts = dense_pool.gather(receiving, DEADLINE, "weight_sync")
+        receipts = results_of(dense_pool, receiving, "weight_sync")
         assert [one.checksums for one in receipts] == [sent, sent]
         requests = make_requests(4)
         generations = generate(dense_pool, requests)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import ray
 from rollout_models import chosen_experts, save_hybrid, stacked_state
-from rollout_requests import DEADLINE, answers, generate, make_requests
+from rollout_requests import answers, generate, make_requests, results_of
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_engine import logprob_error
 
@@ -32,11 +32,11 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         source = WeightSource.remote()
         group = ray.get(source.open.remote(1))
         joined = source.join.remote(group)
-        pool.gather(pool.weights.join([group], pool.up()), DEADLINE, "joining")
+        results_of(pool, pool.weights.join([group], pool.up()), "joining")
         ray.get(joined)
         for version, folder in enumerate((second, first, second), 1):  # experts one by one, then stacked
             receiving = pool.weights.start_receiving(plan, version)
             sent = ray.get(source.send.remote(stacked_state(folder), plan))
-            assert pool.gather(receiving, DEADLINE, "weight_sync")[0].checksums == sent
+            assert results_of(pool, receiving, "weight_sync")[0].checksums == sent
             assert logprob_error(folder, requests, generate(pool, requests)) < 1e-4
         ray.kill(source)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import ray
 from rollout_models import save_dense, state
-from rollout_requests import DEADLINE, generate, make_requests
+from rollout_requests import DEADLINE, generate, make_requests, results_of
 from rollout_weight_source import WeightSource, plan_of
 from test_rollout_engine import logprob_error
 
@@ -95,7 +95,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
     source = WeightSource.remote()
     group = ray.get(source.open.remote(2))
     joined = source.join.remote(group)
-    dense_pool.gather(dense_pool.weights.join([group], dense_pool.up()), DEADLINE, "joining")
+    results_of(dense_pool, dense_pool.weights.join([group], dense_pool.up()), "joining")
     ray.get(joined)
     requests = make_requests(16, new_tokens=400)
 
@@ -106,7 +106,7 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
             await asyncio.sleep(0.05)
         receiving = dense_pool.weights.start_receiving(plan, 7, in_flight=True)
         source.send.remote(state(other), plan)
-        receipts = await asyncio.to_thread(dense_pool.gather, receiving, DEADLINE, "weight_sync")
+        receipts = await asyncio.to_thread(results_of, dense_pool, receiving, "weight_sync")
         assert not any(one.done() for one in asked)
         return receipts, await asyncio.gather(*asked)
 
@@ -125,6 +125,6 @@ def test_weights_can_change_while_responses_are_generated(dense_pool, dense_fold
             assert logprob_error(other, [rest], [tail]) < 1e-4
     receiving = dense_pool.weights.start_receiving(plan, 8)
     source.send.remote(state(dense_folder), plan)
-    dense_pool.gather(receiving, DEADLINE, "weight_sync")
+    results_of(dense_pool, receiving, "weight_sync")
     dense_pool.weights.leave()
     ray.kill(source)
