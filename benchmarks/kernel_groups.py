@@ -1,16 +1,19 @@
 """Where a device's time goes: seconds of a profiled call by kind of kernel."""
 
+import gzip
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 GROUPS = (
     ("compiled element-wise", r"^triton_(poi|red|per)_"),
-    ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape"),
+    ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
     ("short convolution", r"causal_conv"),
     (
         "Gated DeltaNet",
@@ -29,6 +32,8 @@ GROUPS = (
 )
 """Kinds of kernels and the pattern of their names; the first that matches counts. `kernel_kernel` is TileLang's, which
 Gated DeltaNet alone uses."""
+
+_DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,17 @@ def kernel_times(call: Callable[[], object]) -> list[KernelTime]:
     if kernels:
         return [KernelTime(event.key, event.self_device_time_total / 1e6, event.count) for event in kernels]
     return [KernelTime(event.key, event.self_cpu_time_total / 1e6, event.count) for event in events]
+
+
+def trace_times(path: Path) -> tuple[list[KernelTime], float]:
+    """Of a Chrome trace that torch's profiler wrote: its kernels, and seconds from the first to the last one's end."""
+    with gzip.open(path, "rt") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("cat") in _DEVICE_EVENTS]
+    micros: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        micros[event["name"]].append(event["dur"])
+    span = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
+    return [KernelTime(name, sum(each) / 1e6, len(each)) for name, each in micros.items()], span / 1e6
 
 
 def group_of(kernel: str) -> str:

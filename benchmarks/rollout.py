@@ -1,10 +1,13 @@
 """Pool against raw SGLang: the same prompts on the same kind of engine, in turns, both figures printed.
 
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
+    python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
 between requests, or streaming. Both engines live side by side (on a GPU both in its memory) and work one after the
-other. On a GPU the model has the shape of Qwen3-0.6B and decoding runs in CUDA graphs; on a CPU it is tiny.
+other. On a GPU the model has the shape of Qwen3-0.6B, or of the first layers of Qwen3.5-35B-A3B, and decoding runs in
+CUDA graphs; on a CPU it is tiny. --sglang KEY=VALUE is given to both engines; --profile shows where the GPU's time of
+decoding goes.
 """
 
 import argparse
@@ -15,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "rollo
 import psutil
 import ray
 import torch
-from layer_shapes import qwen3_config
+import yaml
+from kernel_groups import print_groups, trace_times
+from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
 from rollout_requests import make_requests
 
@@ -38,6 +43,9 @@ from rollout.pool import RolloutPool
 
 _PROMPT_TOKENS = 64
 _ANSWER_SECONDS = 600.0
+_PROFILED_STEPS = 60
+_TRACE_SECONDS = 60.0
+_VOCABULARY = 32_768
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,11 @@ class RawEngine:
         answers = self._engine.generate(input_ids=prompts, sampling_params=parameters, return_logprob=True)
         return sum(len(answer["output_ids"]) for answer in answers)
 
+    def profile(self, prompts: list[list[int]], folder: str) -> None:
+        """Leave a trace of some steps, nearly all of them decoding, in `folder`."""
+        self._engine.start_profile(output_dir=folder, num_steps=_PROFILED_STEPS, activities=["GPU"])
+        self.generate(prompts, 2 * _PROFILED_STEPS)
+
     def stop(self) -> None:
         remove_opened_files(self._engine.port_args.instance_id)
         self._engine.shutdown()
@@ -123,13 +136,26 @@ def main() -> None:
     for name in ("prompts", "tokens", "rounds"):
         parser.add_argument(f"--{name}", type=int, default=getattr(sizes, name))
     parser.add_argument("--deterministic", action="store_true", help="the pool's samples do not depend on their batch")
+    parser.add_argument("--hybrid-layers", type=int, default=0, help="of Qwen3.5-35B-A3B's shape; 0: a dense model")
+    parser.add_argument("--sglang", action="append", default=[], metavar="KEY=VALUE", help="for both engines")
+    parser.add_argument("--profile", action="store_true", help="raw SGLang's decoding by kind of kernel")
     options = parser.parse_args()
+    if options.hybrid_layers and not torch.cuda.is_available():
+        parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
+    given = dict(one.split("=", 1) for one in options.sglang)
+    sizes = replace(sizes, sglang=sizes.sglang | {key: yaml.safe_load(value) for key, value in given.items()})
     config = _config(sizes, options)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save_random_policy(qwen3_config(sizes.tiny), Path(scratch) / "policy", sizes.dtype)
+        folder = save_random_policy(_shape(sizes, options.hybrid_layers), Path(scratch) / "policy", sizes.dtype)
         with ray_cluster(config), placements(config) as (raw_place, pool_place):
             print(f"{options.prompts} prompts x {options.tokens} tokens, {sizes.dtype}", flush=True)
             _compare(folder, config, sizes, options, raw_place, pool_place)
+
+
+def _shape(sizes: Sizes, hybrid_layers: int) -> dict[str, Any]:
+    if not hybrid_layers:
+        return qwen3_config(sizes.tiny)
+    return hybrid_config(hybrid_layers, 320 if sizes.tiny else _VOCABULARY, sizes.tiny)
 
 
 @dataclass(frozen=True)
@@ -162,8 +188,22 @@ def _compare(
                 measured = _measure(pids, generate)
                 if turn:  # the first turn warms both up
                     rounds[name].append(measured)
+        _report(rounds)
+        if options.profile:
+            _profile(engine, prompts, Path(folder).parent / "trace")
         ray.get(engine.stop.remote())
-    _report(rounds)
+
+
+def _profile(engine: Any, prompts: list[list[int]], folder: Path) -> None:
+    folder.mkdir()
+    ray.get(engine.profile.remote(prompts, str(folder)))
+    waited = time.monotonic() + _TRACE_SECONDS
+    while not (found := list(folder.glob("*.json.gz"))) and time.monotonic() < waited:
+        time.sleep(1)
+    time.sleep(1)  # it is written in one go, but not renamed into place
+    times, span_seconds = trace_times(found[0])
+    print(f"decoding, {_PROFILED_STEPS} steps of {span_seconds / _PROFILED_STEPS * 1e3:.2f} ms")
+    print_groups(times)
 
 
 def _start_raw(place: Placement, folder: str, sizes: Sizes, options: argparse.Namespace) -> Any:

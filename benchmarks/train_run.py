@@ -1,4 +1,4 @@
-"""A run of `rlpipe train` and its metrics, for benchmarks that compare whole runs."""
+"""A run of `rlpipe train` or `rlpipe sft` and its metrics, for benchmarks that compare whole runs."""
 
 import json
 import subprocess
@@ -8,20 +8,20 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-def train(config: str, folder: Path, name: str, settings: list[str]) -> list[dict[str, float]]:
+def train(config: str, folder: Path, name: str, settings: list[str], command: str = "train") -> list[dict[str, float]]:
     """Metrics by iteration of the run `name`, whose folder lies in `folder`; what it prints goes to standard error.
 
     Raises CalledProcessError when the run fails.
     """
-    command = [
+    words = [
         sys.executable,
         "-m",
         "rlpipe",
-        "train",
+        command,
         config,
         f"run.directory={folder}",
         f"run.name={name}",
         *settings,
     ]
-    subprocess.run(command, cwd=PROJECT, check=True, stdout=sys.stderr)
+    subprocess.run(words, cwd=PROJECT, check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]

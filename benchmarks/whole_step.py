@@ -29,7 +29,6 @@ from typing import Any
 from random_policy import save_random_policy
 from whole_step_setup import PROJECT, Case, Setup, planned_figures
 
-from rlpipe.estimate.automatic import choice_note
 from rlpipe.estimate.present_cluster import present_cluster
 from rlpipe.shared.host_memory import used_bytes
 
@@ -218,7 +217,7 @@ def prepared_runs(options: argparse.Namespace, folder: Path) -> Iterator[Run]:
         for problem in estimate.problems:
             print(f"plan: {case.name} does not fit: {problem}", flush=True)
         caches = cache_state(estimate.config.jit.cache_directory)
-        chosen = choice_note(estimate.config)
+        chosen = ", ".join(estimate.notes)
         yield Run(case, layers, estimate.model.parameters, chosen, caches, planned_figures(estimate), used_bytes())
 
 
