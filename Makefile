@@ -1,4 +1,4 @@
-.PHONY: setup test test-all chaos planted demo
+.PHONY: setup test test-all chaos planted gates parity demo
 setup:
 	bash scripts/setup.sh dev
 test:
@@ -9,5 +9,9 @@ chaos:
 	bash scripts/chaos.sh
 planted:
 	bash scripts/test.sh --slow tests/planted
+gates:
+	bash scripts/benchmark.sh learning_gates
+parity:
+	bash scripts/benchmark.sh parity
 demo:
 	bash scripts/demo.sh

@@ -11,6 +11,8 @@ _BUNDLED = (
     "configs/**/*.yaml",
     "configs/models/*/config.json",
     "requirements/[cg]pu.txt",
+    "cards/*.yaml",
+    "benchmarks/results/*.json",
     "scripts/local.sh",
     "scripts/ray_*.sh",
     "scripts/slurm.sbatch",

@@ -1,21 +1,35 @@
-"""Run benchmarks, keep what they print with host and versions, and make docs/performance.md of all that is kept.
+"""Run benchmarks and suites of tests, keep what they print with host, versions, commit and the code that cards name.
 
-    python benchmarks/record.py packing "actor_layers --profile" ...     run these and render the page
+    python benchmarks/record.py packing "actor_layers --profile" ...     run, keep, and render docs/performance.md
+    python benchmarks/record.py gpu_tests                                the same for a suite of tests
     python benchmarks/record.py                                          render the page again
+    python benchmarks/record.py --check [NAME ...]                       run again what such a machine has recorded and
+                                                                         compare (benchmarks/compare_records.py)
+    python benchmarks/record.py --cards                                  note for cards that are new what their code was
+                                                                         when their records were made
 
 Raw results lie in benchmarks/results/NAME.HOST.json; nothing on the page is typed by hand but what a benchmark is for.
+A benchmark runs between two calibrations in one process (benchmarks/calibrated.py), so that speeds of one kind of
+machine can be compared although others use it too.
 """
 
-import json
+import argparse
 import os
 import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from calibrated import without_calibration
+from compare_records import COMPARED, compare
+
+from rlpipe.commands.cards.card_files import read_cards
+from rlpipe.commands.cards.code_digest import digest_at, present_digest
+from rlpipe.commands.cards.record_file import Record, read_record, write_record
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
@@ -109,51 +123,93 @@ QUESTIONS = {
 """What a reader may ask, in the order of the page."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one benchmark printed, and where."""
+SUITES = {
+    "default_suite": "bash scripts/test.sh",
+    "whole_suite": "bash scripts/test.sh --slow",
+    "gpu_tests": "python -m pytest tests/gpu",
+    "planted_defects": "bash scripts/test.sh --slow tests/planted",
+    "chaos": "bash scripts/chaos.sh",
+    "image_steps": "bash docker/build_without_registry.sh",
+}
+"""Suites that cards name. Of what they print the end is kept, which holds their summary."""
 
-    name: str
-    command: str
-    date: str
-    host: str
-    versions: dict[str, str]
-    output: str
+_LINES_OF_A_SUITE = 40
 
 
 def main() -> None:
-    commands = [command.split() for command in sys.argv[1:]]
-    unknown = sorted({name for name, *_ in commands} - set(BENCHMARKS))
-    if unknown:
-        sys.exit(f"unknown benchmarks {', '.join(unknown)}: use {', '.join(BENCHMARKS)}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks, each with its arguments, and suites")
+    parser.add_argument("--check", action="store_true", help="run again and compare with what is recorded")
+    parser.add_argument("--cards", action="store_true", help="note the code of new cards in the records they name")
+    options = parser.parse_args()
+    commands = [name.split() for name in options.names]
+    if unknown := sorted({name for name, *_ in commands} - set(BENCHMARKS) - set(SUITES)):
+        sys.exit(f"unknown benchmarks {', '.join(unknown)}: use {', '.join([*BENCHMARKS, *SUITES])}")
+    if options.check:
+        sys.exit(check({name for name, *_ in commands}))
     for name, *arguments in commands:
-        result = run(name, arguments)
-        RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / f"{name}.{device(result.host)}.json"
-        file.write_text(json.dumps(asdict(result), indent=1) + "\n")
-    PAGE.write_text(page([Result(**json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json"))]))
+        write_record(run(name, arguments), RESULTS)
+    if options.cards:
+        for file in sorted(RESULTS.glob("*.json")):
+            write_record(with_code_of_cards(read_record(file), at_its_commit=True), RESULTS)
+    PAGE.write_text(page([read_record(file) for file in sorted(RESULTS.glob("*.json"))]))
 
 
-def run(name: str, arguments: list[str]) -> Result:
-    """Run `benchmarks/NAME.py`, and show its lines as they come. Raises CalledProcessError when it fails."""
-    command = [sys.executable, f"benchmarks/{name}.py", *arguments]
-    output = ""
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as benchmark:
+def run(name: str, arguments: list[str]) -> Record:
+    """Run a benchmark or a suite, and show its lines as they come. Raises CalledProcessError when it fails."""
+    shown = SUITES[name].split() if name in SUITES else ["python", f"benchmarks/{name}.py"]
+    started = shown if name in SUITES else [sys.executable, "benchmarks/calibrated.py", f"benchmarks/{name}.py"]
+    lines = []
+    with subprocess.Popen([*started, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as benchmark:
         for line in benchmark.stdout or ():
             print(line, end="", flush=True)
-            output += line
+            lines.append(line.rstrip())
     if benchmark.returncode:
-        raise subprocess.CalledProcessError(benchmark.returncode, command)
+        raise subprocess.CalledProcessError(benchmark.returncode, [*started, *arguments])
+    output, calibration = without_calibration("\n".join(lines))
+    if name in SUITES:
+        output = "\n".join(output.splitlines()[-_LINES_OF_A_SUITE:])
     date = datetime.now(UTC).date().isoformat()
-    return Result(name, " ".join(["python", *command[1:]]), date, host(), versions(), output.strip())
+    command = " ".join([*shown, *arguments])
+    record = Record(name, command, date, host(), versions(), output, commit(), calibration_seconds=calibration)
+    return with_code_of_cards(record)
 
 
-def device(host: str) -> str:
-    """Short name of what a host computes on, for the name of a file: cpu, cuda, or cuda2 for two GPUs."""
-    found = re.search(r"(\d+) x GPU", host)
-    if found is None:
-        return "cpu"
-    return "cuda" if found[1] == "1" else f"cuda{found[1]}"
+def with_code_of_cards(record: Record, at_its_commit: bool = False) -> Record:
+    """The record with a digest of the code of each card that names it: as it is here, or, for cards that the record
+    does not know yet, as it was in its commit."""
+    named = {name: card for name, (_, card) in read_cards().items() if record.stem in card.records}
+    code = {name: digest for name, digest in record.code.items() if name in named} if at_its_commit else {}
+    for name, card in named.items():
+        if not code.get(name):
+            code[name] = (
+                digest_at(PROJECT, record.commit, card.code) if at_its_commit else present_digest(PROJECT, card.code)
+            )
+    return replace(record, code=code)
+
+
+def check(names: set[str]) -> int:
+    """Run again what a machine of this kind has recorded, and print what has changed. Returns the exit code."""
+    here = host()
+    failed = 0
+    for file in sorted(RESULTS.glob("*.json")):
+        old = read_record(file)
+        if old.name not in COMPARED or old.host != here or (names and old.name not in names):
+            continue
+        script, *arguments = old.command.split()[1:]
+        for comparison in compare(old, run(Path(script).stem, arguments)):
+            print(comparison)
+            failed += not comparison.within
+    print(f"{failed} figures are out of their limits" if failed else "all figures are within their limits")
+    return 1 if failed else 0
+
+
+def commit() -> str:
+    """Of this checkout, with a + where its files are not as they were committed; empty outside of one."""
+    asked = subprocess.run(
+        ["git", "-C", str(PROJECT), "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
+    )
+    return asked.stdout.strip()
 
 
 def host() -> str:
@@ -182,7 +238,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _questions(results: list[Result]) -> list[tuple[str, str]]:
+def _questions(results: list[Record]) -> list[tuple[str, str]]:
     there = {result.name for result in results}
     return [(question, BENCHMARKS[name][0]) for name, question in QUESTIONS.items() if name in there]
 
@@ -191,11 +247,11 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
-def _is_of_a_cpu(result: Result) -> bool:
+def _is_of_a_cpu(result: Record) -> bool:
     return "GPU" not in result.host
 
 
-def page(results: list[Result]) -> str:
+def page(results: list[Record]) -> str:
     """docs/performance.md."""
     lines = [
         "# Performance",

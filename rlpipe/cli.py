@@ -305,6 +305,20 @@ def flops(
         typer.echo(run_flops(model, parse_seqlens(seqlens), convention, as_json))
 
 
+@app.command("cards", epilog=example("rlpipe cards claims"))
+def show_cards(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Cards or kinds of cards, to be shown whole.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print what was seen of each claim, and whether its code has changed since: seen, stale, unknown or never run."""
+    with one_sentence(debug):
+        from rlpipe.commands.cards.cards_command import cards_text
+
+        typer.echo(cards_text(names or []))
+
+
 @app.command(epilog=example("rlpipe doctor configs/demo/arithmetic.yaml --quick"))
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML configuration.")] = None,

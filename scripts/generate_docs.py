@@ -1,5 +1,5 @@
-"""Writes the pages configuration, metrics and upgrading, and the table of recipes, from the code:
-`python scripts/generate_docs.py [--check]`.
+"""Writes the pages configuration, metrics, upgrading and cards, the table of recipes and the README's list of what was
+never run, from the code: `python scripts/generate_docs.py [--check]`.
 
 With --check it writes nothing, and ends with exit code 1 when a page is not what the code says.
 """
@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from recipe_table import recipe_rows
 from replaced_parts import DISTRIBUTIONS, Part, declared_parts, read_record
 
+from rlpipe.commands.cards.card_files import CardState, card_states
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import section_of
 from rlpipe.config.root import Config
@@ -22,6 +23,8 @@ from rlpipe.monitoring.metric_dictionary import METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _HEAD = "<!-- Written by scripts/generate_docs.py: change the code, then run it. -->\n"
+_BEGIN = "<!-- Written by scripts/generate_docs.py from cards/*.yaml. -->\n"
+_END = "<!-- End of what is written. -->"
 
 
 def configuration_page() -> str:
@@ -91,6 +94,65 @@ def upgrading_page() -> str:
     return "\n".join(pages) + "\n"
 
 
+def cards_page() -> str:
+    """Every card with what was recorded for it. Whether its code has changed since is not here: it changes daily."""
+    intro = (
+        "# Cards\n\n"
+        "A card is a claim, the command that shows it, the code that it is about, and what the command printed when it "
+        "was recorded: where, when, with which commit. README and pages claim what a card holds.\n\n"
+        "    rlpipe cards                    # how each stands today\n"
+        "    rlpipe cards packing            # one with all that is known of it\n"
+        "    rlpipe cards layouts            # all of a kind\n\n"
+        "`seen`: a record was made with this code. `stale`: the code has changed since. `never run`: nothing "
+        "is recorded. `unknown`: the sources are not here, as in an installed package.\n\n"
+        "Cards stand in `cards/*.yaml`, records in `benchmarks/results`. `python benchmarks/record.py NAME` runs a "
+        "benchmark or a suite of tests and records it; a new card of an old record takes its code from that commit by "
+        "`python benchmarks/record.py --cards`. Figures are found in the record by a pattern: none is typed by hand."
+    )
+    states = card_states()
+    pages = [_HEAD, intro]
+    for kind in dict.fromkeys(state.kind for state in states):
+        head = "| card | claim | command | recorded | figures |\n|---|---|---|---|---|"
+        rows = [_card_row(state) for state in states if state.kind == kind]
+        pages.append("\n".join([f"\n## {kind.capitalize()}\n", head, *rows]))
+    return "\n".join(pages) + "\n"
+
+
+def _card_row(state: CardState) -> str:
+    recorded = "<br>".join(f"{one.date}, {one.host}, {one.commit}" for one in state.records) or "never run"
+    figures = "<br>".join(f"{name}: {number}" for name, number in state.numbers().items())
+    cells = (state.name, state.card.claim, f"`{state.card.command}`", recorded, figures)
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def readme() -> str:
+    """The README as it is written by hand, with where records were made and the cards of which there is none."""
+    head, begin, rest = (DOCS.parent / "README.md").read_text().partition(_BEGIN)
+    states = card_states()
+    hosts = sorted({record.host.partition(" cores")[2] or record.host for state in states for record in state.records})
+    lines = [
+        f"Recorded on {'; '.join(sorted(_machine(host) for host in hosts))}. Never run, or run and not recorded:",
+        "",
+    ]
+    for kind in dict.fromkeys(state.kind for state in states):
+        never = [state.name for state in states if state.kind == kind and state.status == "never run"]
+        lines += [f"- {kind}: {'; '.join(_shortened(never, states))}"] if never else []
+    return "\n".join([head + begin, *lines, ""]) + rest[rest.index(_END) :]
+
+
+def _machine(host: str) -> str:
+    """What a reader asks for: the GPUs, or the processor where there are none."""
+    return host.partition(", ")[2].replace(" x GPU ", " x ") or f"CPU ({host.removeprefix(' of ')})"
+
+
+def _shortened(names: list[str], states: list[CardState]) -> list[str]:
+    """Names with all of `recipes/` as one, where none of them is left out."""
+    recipes = [state.name for state in states if state.name.startswith("recipes/")]
+    if not recipes or not set(recipes) <= set(names):
+        return names
+    return [*(name for name in names if name not in recipes), "all of `configs/recipes`"]
+
+
 def _part_row(part: Part, versions: dict[str, str]) -> str:
     how = "replaced" if part.replaced else "used"
     texts = f" (the words {', '.join(map(repr, part.texts))})" if part.texts else ""
@@ -142,6 +204,7 @@ def _cell(text: str) -> str:
 def main(arguments: list[str]) -> int:
     pages = {DOCS / "configuration.md": configuration_page(), DOCS / "metrics.md": metrics_page()}
     pages |= {DOCS / "upgrading.md": upgrading_page(), DOCS / "recipes.md": recipes_page()}
+    pages |= {DOCS / "cards.md": cards_page(), DOCS.parent / "README.md": readme()}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in arguments:
         for path in stale:

@@ -1,4 +1,4 @@
-"""Files that come with rlpipe beside its code: configurations, launch scripts, pinned packages.
+"""Files that come with rlpipe beside its code: configurations, scripts, pinned packages, cards and records.
 
 In a checkout they lie in its root. A wheel holds them in `rlpipe/bundled` under the same names (setup.py).
 """
@@ -14,3 +14,5 @@ MODELS = CONFIGS / "models"
 CLUSTERS = CONFIGS / "clusters"
 REQUIREMENTS = ROOT / "requirements"
 SCRIPTS = ROOT / "scripts"
+CARDS = ROOT / "cards"
+RECORDS = ROOT / "benchmarks" / "results"

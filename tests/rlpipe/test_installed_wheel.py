@@ -16,7 +16,7 @@ from rlpipe.model.hub import pinned
 from rlpipe.shared.project_files import CONFIGS, ROOT
 
 _FILES = ("pyproject.toml", "setup.py", "README.md")
-_FOLDERS = ("rlpipe", "actor", "rollout", "rewards", "configs", "requirements", "scripts")
+_FOLDERS = ("rlpipe", "actor", "rollout", "rewards", "benchmarks", "cards", "configs", "requirements", "scripts")
 _ROW = '{"prompt": [{"role": "user", "content": "1 + 1 ="}], "label": "2"}\n'
 _MINE = """\
 base: ../configs/demo/arithmetic.yaml
@@ -65,6 +65,7 @@ def _run(program: Path, folder: Path, *arguments: str, code: int = 0) -> str:
 def test_an_installed_program_works_with_copies_of_its_recipes(program, tmp_path):
     copied = _run(program, tmp_path, "recipes", "copy", "gpu/arithmetic")
     assert copied == "configs/gpu/arithmetic.yaml\n  based on configs/demo/arithmetic.yaml\n"
+    assert "unknown" in _run(program, tmp_path, "cards", "packing")  # its sources are not here
     planned = _run(program, tmp_path, "plan", "configs/gpu/arithmetic.yaml", "model.path=Qwen3-8B", code=1)
     assert "on local_cpu" in planned and "DOES NOT FIT" in planned
     script = _run(program, tmp_path, "launch", "configs/demo/arithmetic.yaml", "--cluster", "local_cpu", "--dry-run")

@@ -1,0 +1,281 @@
+"""The parity ladder: what has to give the same log-probabilities, rung by rung, and by how much each differs.
+
+    python benchmarks/parity.py                     a dense policy and a hybrid one with experts, both random
+    python benchmarks/parity.py --policies dense    one of them
+
+Real engines and real actors on whatever is here; differences are of log-probabilities of sampled tokens, in nats. A
+rung that this machine cannot try is "not run here", with the reason. Exit code 1 where a difference is above what its
+rung allows.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from actor.group import ActorGroup
+from rlpipe.batching import PackLimits, logprobs_by_sample, pack_for_logprobs
+from rlpipe.batching.logprobs import response_logprobs
+from rlpipe.config.model import TinyPolicyConfig
+from rlpipe.config.root import Config
+from rlpipe.prepare.tiny_policy import make_tiny_policy
+from rlpipe.shared.sample import Prompt, Sample
+from rlpipe.training.placement import actor_placement, engine_placement
+from rlpipe.training.ray_cluster import ray_cluster
+from rollout.partial_response import PartialResponse
+from rollout.pool import RolloutPool
+from rollout.requests import GenerateRequest, Generation, SamplingParameters, sample_seed
+
+REQUESTS, NEW_TOKENS, DEADLINE_SECONDS = 24, 24, 300
+SHARPENING = 4.0
+"""Random weights are multiplied by it, so that each of them matters to what is sampled."""
+
+POLICIES = {
+    "dense": TinyPolicyConfig(layers=4),
+    "hybrid": TinyPolicyConfig(architecture="qwen3_5_moe", layers=4),
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data 2": {},
+    "tensor 2": {"tensor": 2, "sequence": True},
+    "pipeline 2": {"pipeline": 2},
+    "context 2": {"context": 2},
+    "expert 2": {"expert": 2},
+}
+Logprobs = Mapping[str, NDArray[np.float32]]
+"""By request, of its response's tokens."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One comparison. difference: largest |a - b| in nats, None where it was not tried; `note` then says why."""
+
+    name: str
+    policy: str
+    difference: float | None
+    allowed: float
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.difference is None:
+            return "not run here"
+        return "ok" if self.difference <= self.allowed else "TOO FAR"
+
+    def __str__(self) -> str:
+        difference = "" if self.difference is None else f"{self.difference:.1e}"
+        return f"{self.name:38}{self.policy:8}{difference:>9}{self.allowed:9.0e}  {self.verdict:13}{self.note}".rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    options = parser.parse_args()
+    print(f"{'rung':38}{'policy':8}{'differs':>9}{'allowed':>9}  verdict", flush=True)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder, ray_cluster(_config(Path(folder))):
+        for name in options.policies:
+            for rung in ladder(name, Path(folder)):
+                print(rung, flush=True)
+                failed += rung.verdict == "TOO FAR"
+    sys.exit(f"{failed} rungs are too far" if failed else 0)
+
+
+def ladder(name: str, folder: Path) -> Iterator[Rung]:
+    """The rungs of one policy, from one engine alone to engines and actors of other layouts and data types."""
+    policy = folder / name
+    make_policy(POLICIES[name], policy)
+    requests = make_requests()
+    with running_pool(policy, folder) as pool:
+        together = generate(pool, requests)
+        if name == "hybrid" and torch.cuda.is_available():
+            yield Rung("batch invariance, one by one", name, None, 0.0, "not promised there (docs/determinism.md)")
+        else:
+            yield Rung("batch invariance, one by one", name, furthest(together, one_by_one(pool, requests)), 0.0)
+        continued = generate(pool, [halved(request, together[request.request_id]) for request in requests])
+        yield Rung("engine: prefill = decode", name, furthest(together, continued), 0.0 if name == "dense" else 1e-4)
+    samples = [sample_of(request, together[request.request_id]) for request in requests]
+    engine = {one: np.array(answer.logprobs, np.float32) for one, answer in together.items()}
+
+    one_rank = actor_logprobs(samples, _config(policy), folder / f"{name}-exported")
+    yield Rung("actor = engine", name, differ(one_rank, engine), 1e-4)
+    yield from _layouts(name, policy, samples, one_rank)
+    with running_pool(folder / f"{name}-exported", folder) as pool:
+        again = generate(pool, requests)
+    yield Rung("export, reload: engine = engine", name, furthest(together, again), 0.0)
+    rounded = actor_logprobs(samples, _config(policy, dtype="bfloat16"))
+    mean = float(np.mean(np.abs(np.concatenate([rounded[one] - one_rank[one] for one in one_rank]))))
+    yield Rung("bfloat16 against float32, mean", name, mean, 0.05)
+    reference = transformers_logprobs(policy, samples)
+    if torch.cuda.is_available():
+        yield Rung("GPU = CPU on equal weights", name, differ(one_rank, reference), 5e-3)
+    else:
+        yield Rung("actor = transformers", name, differ(one_rank, reference), 1e-4)
+        yield Rung("GPU = CPU on equal weights", name, None, 5e-3, "no GPU")
+    yield Rung("drafts on = off", name, None, 0.0, "engines draft nothing in this version")
+
+
+def _layouts(name: str, policy: Path, samples: Sequence[Sample], one_rank: Logprobs) -> Iterator[Rung]:
+    gpus = torch.cuda.device_count()
+    for layout, parallel in LAYOUTS.items():
+        rung = f"layout {layout} = one rank"
+        if "expert" in parallel and name == "dense":
+            continue
+        if gpus == 1:
+            yield Rung(rung, name, None, 1e-4, "needs 2 GPUs")
+            continue
+        config = _config(policy, processes=2, parallel=parallel)
+        yield Rung(rung, name, differ(actor_logprobs(samples, config), one_rank), 1e-4)
+
+
+def make_policy(shape: TinyPolicyConfig, folder: Path) -> None:
+    """Random, and sharp enough that no matrix can be wrong unseen."""
+    make_tiny_policy(shape, folder, seed=0)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    sharp = {name: tensor * SHARPENING if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
+    save_file(sharp, file, metadata={"format": "pt"})
+
+
+def make_requests() -> list[GenerateRequest]:
+    """Prompts of 5 to 40 tokens; each response is as long as it may be."""
+    numbers = random.Random(0)
+    sampling = SamplingParameters(NEW_TOKENS, ignore_eos=True)
+    prompts = [tuple(numbers.randrange(256) for _ in range(numbers.randint(5, 40))) for _ in range(REQUESTS)]
+    return [GenerateRequest(f"r{at}", ids, sampling, sample_seed(7, f"r{at}")) for at, ids in enumerate(prompts)]
+
+
+def halved(request: GenerateRequest, answer: Generation) -> GenerateRequest:
+    """The same request with the first half of its answer given, which the engine then reads as a prompt."""
+    half = len(answer.token_ids) // 2
+    partial = PartialResponse().extended(answer.token_ids[:half], answer.logprobs[:half], answer.versions[0].version)
+    return replace(request, partial=partial)
+
+
+@contextmanager
+def running_pool(policy: Path, folder: Path) -> Iterator[RolloutPool]:
+    """One engine that is ready."""
+    config = _config(policy)
+    with (
+        engine_placement(config) as placement,
+        RolloutPool.start(config, str(policy), placement, str(folder / "logs")) as pool,
+    ):
+        pool.wait_until_ready()
+        yield pool
+
+
+def generate(pool: RolloutPool, requests: Sequence[GenerateRequest]) -> dict[str, Generation]:
+    """Answers by request, asked for all at once."""
+    client = pool.client()
+
+    async def all_answers() -> list[Generation]:
+        return await asyncio.wait_for(asyncio.gather(*map(client.generate, requests)), DEADLINE_SECONDS)
+
+    try:
+        return {answer.request_id: answer for answer in asyncio.run(all_answers())}
+    finally:
+        client.close()
+
+
+def one_by_one(pool: RolloutPool, requests: Sequence[GenerateRequest]) -> dict[str, Generation]:
+    """The same, each in a batch of its own, in the opposite order."""
+    found: dict[str, Generation] = {}
+    for request in reversed(requests):
+        found |= generate(pool, [request])
+    return found
+
+
+def furthest(first: Mapping[str, Generation], second: Mapping[str, Generation]) -> float:
+    """Largest difference of log-probabilities; infinite where tokens differ."""
+    if any(first[name].token_ids != second[name].token_ids for name in first):
+        return float("inf")
+    return differ(*({name: np.array(one.logprobs) for name, one in answers.items()} for answers in (first, second)))
+
+
+def differ(first: Logprobs, second: Logprobs) -> float:
+    return float(max(np.max(np.abs(first[name] - second[name])) for name in first))
+
+
+def sample_of(request: GenerateRequest, answer: Generation) -> Sample:
+    """What the driver would make of an answer, all its tokens trained."""
+    prompt = Prompt(request.request_id, "", request.prompt_ids, "", "parity")
+    return Sample(
+        sample_id=request.request_id,
+        group_id=request.request_id,
+        prompt=prompt,
+        response_ids=answer.token_ids,
+        response_text="",
+        rollout_logprobs=answer.logprobs,
+        loss_mask=(1,) * len(answer.token_ids),
+        versions=answer.versions,
+        status=answer.status,
+        engine=answer.engine,
+        advantage=1.0,
+    )
+
+
+def actor_logprobs(samples: Sequence[Sample], config: Config, export_to: Path | None = None) -> Logprobs:
+    """Under an actor of this configuration, which then writes its policy where that is asked for."""
+    with actor_placement(config) as placement:
+        actor = ActorGroup.start(config, placement)
+        try:
+            limits = PackLimits.forward_only(config.actor)
+            packs = pack_for_logprobs(samples, limits, data_parallel=actor.layout.data_parallel).ranks
+            found = logprobs_by_sample(packs, actor.logprobs(packs))
+            if export_to is not None:
+                actor.save_hf(export_to)
+        finally:
+            actor.stop()
+    return {sample.sample_id: response_logprobs(sample, found[sample.sample_id]) for sample in samples}
+
+
+def transformers_logprobs(policy: Path, samples: Sequence[Sample]) -> Logprobs:
+    """On the CPU in float32, one sequence at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation="eager").eval()
+    found = {}
+    for sample in samples:
+        ids = torch.tensor([sample.prompt.token_ids + sample.response_ids])
+        with torch.no_grad():
+            logits = model(ids, use_cache=False).logits[0, sample.prompt_tokens - 1 : -1]
+        wanted = torch.tensor(sample.response_ids)[:, None]
+        found[sample.sample_id] = torch.log_softmax(logits, -1).gather(1, wanted)[:, 0].numpy()
+    return found
+
+
+def _config(
+    policy: Path, dtype: str = "float32", processes: int = 1, parallel: Mapping[str, Any] | None = None
+) -> Config:
+    engine: dict[str, Any] = {"dtype": "float32", "max_running_requests": REQUESTS, "kv_cache_tokens": 4096}
+    if torch.cuda.is_available():
+        engine |= {"memory_fraction": 0.2, "sglang": {"attention_backend": "triton"}}
+    return Config.model_validate(
+        {
+            "run": {"name": "parity", "iterations": 1},
+            "model": {"path": str(policy)},
+            "data": {"train": [{"name": "none", "path": "none"}], "max_prompt_tokens": 64},
+            "rollout": {"max_response_tokens": NEW_TOKENS, "engine": engine},
+            "actor": {
+                "dtype": dtype,
+                "processes": processes,
+                "parallel": dict(parallel or {}),
+                "max_tokens_per_gpu": 512,
+            },
+            "ray": {"cpus": 8},
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
