@@ -127,6 +127,7 @@ SUITES = {
     "default_suite": "bash scripts/test.sh",
     "whole_suite": "bash scripts/test.sh --slow",
     "gpu_tests": "python -m pytest tests/gpu",
+    "jit_hooks": "python -m pytest tests/gpu/test_jit_hooks_gpu.py",
     "planted_defects": "bash scripts/test.sh --slow tests/planted",
     "chaos": "bash scripts/chaos.sh",
     "image_steps": "bash docker/build_without_registry.sh",
