@@ -1,6 +1,9 @@
 """Policies of any size with random weights, written as Hugging Face folders without making a model first."""
 
 import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from actor.hf.weight_table import export_plan
+from rlpipe.model.description import TrainableModel
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.weights import TensorSpec
 
-_SHARD_BYTES = 4 * 10**9
+_SHARD_BYTES = 10**9
+_WRITERS = 12
 _DRAWN = 16 * 2**20
 """Numbers that are drawn. Larger tensors repeat them: drawing eight billion takes minutes, and no benchmark that reads
 these weights can tell."""
@@ -27,17 +32,32 @@ def save_random_policy(config: dict[str, Any], folder: Path, dtype: str) -> str:
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
     model = trainable_model(config)
     drawn = (torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
-    shard: dict[str, torch.Tensor] = {}
-    files: dict[str, str] = {}
-    for spec in export_plan(model, dtype):
-        shard[spec.name] = _tensor(spec, drawn, norm=0.0 if model.zero_centered_norm else 1.0)
-        if sum(tensor.nbytes for tensor in shard.values()) > _SHARD_BYTES:
-            files |= _write(shard, folder, len(set(files.values())))
-            shard = {}
-    files |= _write(shard, folder, len(set(files.values())))
+    norm = 0.0 if model.zero_centered_norm else 1.0
+
+    def write(shard: tuple[int, list[TensorSpec]]) -> dict[str, str]:
+        index, specs = shard
+        return _write({spec.name: _tensor(spec, drawn, norm) for spec in specs}, folder, index)
+
+    with ThreadPoolExecutor(min(_WRITERS, os.cpu_count() or 1)) as pool:
+        files = {
+            name: file for part in pool.map(write, enumerate(_shards(model, dtype))) for name, file in part.items()
+        }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     byte_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def _shards(model: TrainableModel, dtype: str) -> Iterator[list[TensorSpec]]:
+    """All tensors in groups of about _SHARD_BYTES."""
+    size = getattr(torch, dtype).itemsize
+    shard: list[TensorSpec] = []
+    for spec in export_plan(model, dtype):
+        shard.append(spec)
+        if sum(one.elements for one in shard) * size > _SHARD_BYTES:
+            yield shard
+            shard = []
+    if shard:
+        yield shard
 
 
 def _tensor(spec: TensorSpec, drawn: torch.Tensor, norm: float) -> torch.Tensor:
