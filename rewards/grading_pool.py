@@ -255,12 +255,12 @@ class _Owner(threading.Thread):
         )
 
     def _grade(self, request: _Request) -> Reward:
-        was_stopped = False
+        was_stopped, deaths = False, 0
         while True:
             worker = self._worker
             if worker is None:  # interrupted while closing
                 return self._journal.error(request.sample_id, request.grader, "the pool was closed")
-            used = worker.answered > 0
+            used, died = worker.answered > 0, False
             try:
                 answer = worker.ask(request.arguments, self._timeout_seconds)
             except TimeoutError:
@@ -273,14 +273,18 @@ class _Owner(threading.Thread):
                 return self._journal.timeout(request.sample_id, request.grader, late)
             except (EOFError, OSError, ForgedAnswer) as error:
                 forged, code = isinstance(error, ForgedAnswer), self._end_worker()
+                died = not forged
+                deaths += died
                 reason = "it wrote into its connection" if forged else _describe(code)
                 answer = {"error": f"the grading process died ({reason})"}
             else:
                 if answer.get("worn") or worker.strays:
                     self._end_worker()
-            # What an earlier response left in a used process may be why it failed: a fresh one has the last word.
+            # What an earlier response left in a used process may be why it failed, and one that died may have been
+            # killed by somebody else: a fresh one has the last word.
             lost = self._worker is None or str(answer.get("error", "")).startswith("MemoryError")
-            if used and lost and "error" in answer and not self._closing.is_set():
+            doubtful = (used and lost) or (died and deaths == 1)
+            if doubtful and "error" in answer and not self._closing.is_set():
                 self._end_worker()
                 if self._ensure_worker() is None:
                     continue

@@ -10,6 +10,7 @@ from actor.collectives.operations import OPERATIONS, SIZE_CLASSES
 from rlpipe.config.base import Section
 from rlpipe.config.strict_yaml import StrictYamlError, dump_yaml, load_yaml
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.regular_file import read_regular
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 
@@ -105,7 +106,7 @@ class Policy(Section):
 def load_policy(path: Path = DEFAULT_RULES) -> Policy:
     """Raises ConfigError naming the file and what is wrong in it."""
     try:
-        return Policy.model_validate(load_yaml(path.read_text(encoding="utf-8")))
+        return Policy.model_validate(load_yaml(read_regular(path).decode()))
     except OSError as error:
         raise ConfigError(f"{path}: the policy cannot be read ({error.strerror}); give the path of a policy") from None
     except (StrictYamlError, UnicodeDecodeError) as error:

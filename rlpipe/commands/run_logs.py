@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import DataError
+from rlpipe.shared.regular_file import open_regular
 
 _LOOK_EVERY_SECONDS = 0.5
 
@@ -37,14 +38,14 @@ def _matching(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _last_lines(path: Path, lines: int) -> tuple[list[str], int]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         last = deque(file, maxlen=lines)
         return [_text(line) for line in last], file.tell()
 
 
 def _added_lines(path: Path, place: int) -> tuple[list[str], int]:
     """Whole lines after `place`, and where the next begin. A file that became shorter was begun anew."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = path.stat().st_size
         file.seek(place if place <= size else 0)
         start = file.tell()

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-import yaml
 
+from rlpipe.config.strict_yaml import load_yaml
 from rlpipe.monitoring.durations import duration_text
 from rlpipe.monitoring.json_lines import read_json_lines
 from rlpipe.monitoring.report.series import label
@@ -85,8 +85,8 @@ def _progress(rows: list[dict[str, Any]], left: int, running: bool) -> Iterator[
 
 def _iterations(directory: RunDirectory) -> int:
     try:
-        return int(yaml.safe_load(directory.config.read_text())["run"]["iterations"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+        return int(load_yaml(directory.config.read_text())["run"]["iterations"])
+    except (KeyError, TypeError, ValueError):
         raise DataError(f"{directory.config}: run.iterations cannot be read; restore the run's configuration") from None
 
 

@@ -12,6 +12,7 @@ an element of a list: `data.train.0.path=my.jsonl`.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from rlpipe.config.root import Config
 from rlpipe.config.strict_yaml import MAX_CHARACTERS, StrictYamlError, load_yaml, unusable_values
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.project_files import ROOT
+from rlpipe.shared.regular_file import open_regular
 from rlpipe.shared.secret_text import secret_values
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -108,8 +110,8 @@ class _Files:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARACTERS + 1)  # a device has no end
+        with TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
         copy = f", or `rlpipe recipes copy {path}` to have it here" if (ROOT / path).is_file() else ""
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration{copy}") from None

@@ -21,6 +21,7 @@ from rlpipe.model.hub import model_folder, pinned
 from rlpipe.model.weight_checks import check_files
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import DataError, ModelError
+from rlpipe.shared.regular_file import check_regular
 from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptS
 
 def _check_model_folder(config: Config) -> None:
     folder = model_folder(config.model.path)
+    check_regular(folder.glob("*"))
     for needed in ("config.json", "*.safetensors"):
         if not any(folder.glob(needed)):
             raise ModelError(

@@ -12,6 +12,7 @@ from typing import Any
 from rlpipe.model.hub import HubName, model_config_file
 from rlpipe.shared.errors import ModelError
 from rlpipe.shared.project_files import MODELS
+from rlpipe.shared.regular_file import read_regular
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def generated_end_tokens(folder: Path) -> frozenset[int]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in the file; ModelError if there is none."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_regular(path))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist: give a folder with a Hugging Face config.json") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.errors import ResourceError
+from rlpipe.shared.regular_file import append_regular, read_regular
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,11 @@ class JsonRows:
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
-    """Append one row, whole or not at all. Raises ResourceError when the disk is full."""
+    """Append one row, whole or not at all. Raises ResourceError when the disk is full, and FileKindError for
+    what is no file."""
     # A lone surrogate becomes its JSON escape.
     line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
-    with path.open("ab", buffering=0) as file:
+    with append_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         try:
             written = file.write(line)
@@ -39,7 +41,7 @@ def append_json_line(path: Path, row: dict[str, Any]) -> None:
 def read_json_lines(path: Path) -> JsonRows:
     """All rows of a file; none when it does not exist."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return JsonRows()
     rows, damaged = [], 0

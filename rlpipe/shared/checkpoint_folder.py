@@ -17,6 +17,7 @@ import xxhash
 
 from rlpipe.shared.atomic_file import sync_folder, write_atomically
 from rlpipe.shared.errors import CheckpointError, DamagedCheckpointError
+from rlpipe.shared.regular_file import read_regular
 
 _NAME = re.compile(r"iteration_(\d{8})")
 _UNFINISHED = re.compile(r"\.iteration_\d{8}\.partial")
@@ -117,7 +118,7 @@ def read_state(path: Path) -> dict[str, Any]:
         CheckpointError: no such checkpoint, or one of another format.
     """
     try:
-        state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads(read_regular(path / _STATE))
         own, files, version = state.pop("xxh3", None), state["files"], state["format"]
         sizes = {name: file["bytes"] for name, file in files.items()} if version == _FORMAT else {}
     except FileNotFoundError:

@@ -23,6 +23,10 @@ class ModelError(RlpipeError):
     """A model folder is missing a file, has an unsupported architecture or tensors that do not fit."""
 
 
+class FileKindError(RlpipeError):
+    """A pipe, socket or device stands where a file is needed."""
+
+
 class ResourceError(RlpipeError):
     """The machine or cluster lacks what the run needs: memory, GPUs, ports, disk."""
 

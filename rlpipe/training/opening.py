@@ -25,6 +25,7 @@ from rlpipe.shared.checkpoint_folder import (
 )
 from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rlpipe.shared.interrupts import shielded
+from rlpipe.shared.regular_file import check_regular
 
 Say = Callable[[str], None]
 
@@ -59,6 +60,8 @@ def open_run_directory(config: Config, opening: Opening, fingerprint: str, say: 
     try:
         with run_lock(directory.path):
             _restore_replaced(directory)
+            if not opening.overwrite:
+                check_regular(directory.path.rglob("*"))
             if opening.resume:
                 changes = _allowed_changes(directory, config, opening)
                 _choose_checkpoint(directory, opening, fingerprint, say)

@@ -70,5 +70,5 @@ def policy_facts(
         if name.startswith("eval/")
     }
     readme = model_folder(config.model.path) / "README.md"
-    source_card = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    source_card = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
     return PolicyFacts(config.run.name, iteration, evaluated, model_card(config, iteration, rows, source_card))

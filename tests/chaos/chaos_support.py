@@ -7,8 +7,12 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
+import pytest
 
 from tests.chaos.chaos_schedule import Strike
 from tests.rlpipe.run_support import (
@@ -16,6 +20,7 @@ from tests.rlpipe.run_support import (
     PROJECT,
     UNTRACKED,
     assert_no_process_is_left,
+    marked_processes,
     metric_rows,
     run_arguments,
     run_command,
@@ -29,8 +34,14 @@ LAYOUTS = {
 }
 """Of the actor."""
 
-UNEQUAL = ("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "weight_sync/gigabytes")
-"""Metrics of time, memory and losses, by how their names begin; all others are promised bit by bit."""
+UNEQUAL = (
+    *("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "weight_sync/gigabytes"),
+    *("rollout/prefix_hit_share", "rollout/prefill_saved_tokens", "rollout/turns_moved_count"),
+)
+"""Metrics of time, memory, losses and caches, by how their names begin; all others are promised bit by bit."""
+
+LOG_LINES = 40
+"""Of each log, where a run went otherwise."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,11 @@ class DisturbedRun:
     rows: list[dict]
     record: list[dict]
     faults: list[dict]
+
+    @property
+    def evidence(self) -> str:
+        """All that is needed to judge a run that went otherwise: what it said and noted, and the ends of its logs."""
+        return evidence(self.folder, self.output)
 
     @property
     def strikes(self) -> list[dict]:
@@ -90,17 +106,41 @@ def disturbed_run(folder: Path, strikes: Sequence[Strike], *settings: str, secon
         text=True,
         start_new_session=True,
     )
-    output, _ = process.communicate(timeout=seconds)
+    run = folder / "small"
+    output = _output_in_time(process, mark, run, seconds)
+    took = time.monotonic() - begin
     assert_no_process_is_left(mark)
-    assert "Traceback" not in output, output
-    run, took = folder / "small", time.monotonic() - begin
+    assert "Traceback" not in output, evidence(run, output)
     rows = metric_rows(run) if (run / "metrics.jsonl").exists() else []
     return DisturbedRun(run, process.returncode, output, took, rows, _rows(record), _rows(run / "logs/faults.jsonl"))
 
 
+def _output_in_time(process: subprocess.Popen[str], mark: str, run: Path, seconds: float) -> str:
+    """What the process prints until it ends; one that takes too long is ended with all of its run, and that is why."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        states = [f"{one.pid} {one.status()} {' '.join(one.cmdline())[:100]}" for one in marked_processes(mark)]
+        for one in marked_processes(mark):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        output, _ = process.communicate()
+    pytest.fail("\n".join([f"not done after {seconds:g} seconds; its processes were:", *states, evidence(run, output)]))
+
+
+def evidence(run: Path, output: str) -> str:
+    """`output` of the run in folder `run`, what was done to it, and the last lines of its logs and metrics."""
+    parts = [output]
+    for path in [*run.parent.glob("*.json*"), run / "metrics.jsonl", *sorted(run.glob("logs/**/*"))]:
+        if path.is_file():
+            lines = path.read_text(errors="replace").splitlines()
+            parts += [f"--- {path} ({len(lines)} lines), its last ones:", *(line[:600] for line in lines[-LOG_LINES:])]
+    return "\n".join(parts)
+
+
 def assert_healed(run: DisturbedRun, undisturbed: DisturbedRun | None, iterations: int) -> None:
     """The run ended well, every sample was trained once, and nothing is left; with the bits of `undisturbed`."""
-    assert run.code == 0, run.output
+    assert run.code == 0, run.evidence
     assert [row["iteration"] for row in run.rows] == list(range(iterations + 1))
     assert len(run.trained) == len(set(run.trained)) == sum(row.get("rollout/samples_count", 0) for row in run.rows)
     assert_no_file_is_left(run)
@@ -118,7 +158,7 @@ def assert_resumed(folder: Path, undisturbed: DisturbedRun, *settings: str) -> N
 def assert_same_bits(run: Path, undisturbed: Path) -> None:
     """Every row once, with the same metrics, samples and policy."""
     for row, expected in zip(metric_rows(run), metric_rows(undisturbed), strict=True):
-        assert _promised(row) == _promised(expected)
+        assert _differences(row, expected) == {}, f"in iteration {row['iteration']}"
     for name in ("policy/model.safetensors", "samples.jsonl"):
         assert (run / name).read_bytes() == (undisturbed / name).read_bytes()
 
@@ -131,8 +171,10 @@ def assert_no_file_is_left(run: DisturbedRun) -> None:
         assert [name for name in os.listdir(folder) if any(one in name for one in instances)] == []
 
 
-def _promised(row: dict) -> dict:
-    return {name: value for name, value in row.items() if not name.startswith(UNEQUAL)}
+def _differences(row: dict, expected: dict) -> dict:
+    names = {name for name in row.keys() | expected.keys() if not name.startswith(UNEQUAL)}
+    pairs = {name: (row.get(name), expected.get(name)) for name in sorted(names)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _rows(path: Path) -> list[dict]:

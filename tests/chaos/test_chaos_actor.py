@@ -41,7 +41,7 @@ def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout,
     kinds = drawn(seed + 2 * list(LAYOUTS).index(layout), itertools.product(SIGNALS, (*TASKS[3:], *PHASES)), 3)
     strikes = [Strike("actor", how, *where, 0.02, which=0 if where in TASKS else -1) for how, where in kinds]
     run = disturbed_run(tmp_path, strikes, *LAYOUTS[layout], *HEALS)
-    assert run.code == 0, run.output
+    assert run.code == 0, run.evidence
     assert {row["strike"] for row in run.strikes} == {strike.name for strike in strikes}
     assert_same_bits(run.folder, undisturbed(*LAYOUTS[layout]).folder)
 
@@ -51,7 +51,7 @@ def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout,
 def test_a_lost_grader_costs_no_sample(undisturbed, tmp_path, how):
     strikes = [Strike("grader", how, *where, 0.05) for where in (("eval", 0), ("rollout", 1), ("rollout", 3))]
     run = disturbed_run(tmp_path, strikes, "reward.timeout_seconds=3")
-    assert run.code == 0, run.output
+    assert run.code == 0, run.evidence
     assert len(run.strikes) == len(strikes)
     assert_same_bits(run.folder, undisturbed().folder)
 
@@ -66,7 +66,7 @@ def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, kind, 
     victim, how = kind
     run = disturbed_run(tmp_path, [Strike(victim, how, *where, 0.05)])
     assert run.strikes
-    assert run.code == 2, run.output
+    assert run.code == 2, run.evidence
     (sentence,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
     assert f"the {'GCS' if victim == 'gcs' else 'raylet'} of this machine" in sentence
     assert ("continue with --resume" in sentence) == (where[1] == 3)
@@ -81,7 +81,7 @@ def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, how, where):
     run = disturbed_run(tmp_path, [Strike("driver", how, *where, 0.02)])
     assert run.strikes
     if how == "exit":
-        assert run.code == 130, run.output
+        assert run.code == 130, run.evidence
         assert "interrupted; everything that was started is stopped; logs: " in run.output
     if how == "exit" and where in PHASES:
         (*_, last) = [0, *(row["iteration"] for row in metric_rows(run.folder))]

@@ -111,6 +111,6 @@ def test_all_engines_lost_at_once(whole, tmp_path, how, phase):
 def test_the_failure_that_no_restart_is_left_for_ends_the_run_in_a_sentence(tmp_path):
     strikes = [Strike("scheduler", "kill", "rollout", iteration, 0.1) for iteration in (2, 3)]
     run = disturbed_run(tmp_path, strikes, *LONGER, "fault.engine_restarts=1")
-    assert run.code == 2
+    assert run.code == 2, run.evidence
     assert "error: no restart is left, fault.engine_restarts allows 1 within an hour: engine 0 died" in run.output
     assert "Traceback" not in run.output

@@ -38,6 +38,16 @@ def crash(response: str, label: str) -> Reward:
     return Reward(0.0, None, "")
 
 
+def slow_once(response: str, label: str) -> Reward:
+    """`response`: a file that tells whether it is the first time, and who grades."""
+    if not os.path.exists(response):
+        with open(f"{response}.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(f"{response}.new", response)
+        time.sleep(1000)
+    return Reward(1.0, True, "")
+
+
 def leave(response: str, label: str) -> Reward:
     os._exit(3)
 

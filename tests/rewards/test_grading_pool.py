@@ -70,6 +70,17 @@ def test_a_worker_that_somebody_stops_or_kills_costs_no_sample(number: signal.Si
         assert pool.take_failures() == Failures()
 
 
+def test_a_worker_that_somebody_kills_while_it_grades_its_first_response_costs_no_sample(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    with GradingPool() as pool:
+        future = pool.submit("first", BAD + "slow_once", str(begun), "")
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(int(begun.read_text()), signal.SIGKILL)
+        assert future.result(timeout=400).score == 1.0
+        assert pool.take_failures() == Failures()
+
+
 def test_children_of_a_late_grader_end_with_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with GradingPool(timeout_seconds=2.0) as pool:

@@ -253,7 +253,10 @@ _CASES = {
         lambda f: (f / "good.yaml", [f"reward.name={_module(f, 'def f(:')}:f"]),
         "failed with SyntaxError at line 1",
     ),
-    "a configuration without an end": (lambda f: (Path("/dev/zero"), []), "more characters than a configuration has"),
+    "a configuration without an end": (
+        lambda f: (Path("/dev/zero"), []),
+        "/dev/zero: is a device, and a file is needed",
+    ),
     "a policy in the folder above": (
         lambda f: (f / "good.yaml", ["model.path=..", "--dry-run"]),
         "model.path is '..', which holds something, but no policy",
