@@ -121,9 +121,11 @@ def train(
         settings = load_config(config, overrides or [])
         if dry_run:
             from rlpipe.generation.inputs import load_inputs
+            from rlpipe.training.memory_choice import check_process_count
             from rlpipe.training.policy_checks import check_algorithm, check_policy
             from rlpipe.training.trained_share import trained_notes
 
+            check_process_count(settings)
             inputs = load_inputs(settings)
             check_policy(inputs.config)
             check_algorithm(inputs.config)

@@ -126,7 +126,7 @@ class RecomputeConfig(Section):
 class ActorConfig(Section):
     """The training side."""
 
-    processes: int = Field(1, ge=1, le=2**20)
+    processes: int = Field(1, ge=1, le=2**17)
     """Processes, one per GPU (or one per CPU process)."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

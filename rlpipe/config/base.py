@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 _NAME = re.compile(r"\w[\w.+@=-]*")
 _MAX_NAME_BYTES = 128
+_RAY_ADDRESS = re.compile(r"(?:(?:ray://)?[\w.\-]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
 _LARGEST_WHOLE = 2**63 - 1
 _SMALLEST, _LARGEST = 1e-30, 1e30  # what is left of a number in float32, with room for products
 _LONGEST_SECONDS = 1e9
@@ -25,6 +26,24 @@ def _checked_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_checked_name)]
 """A name that becomes a file's name or part of a metric's: no slash, no blank, not hidden, not too long."""
+
+
+def is_ray_address(text: str) -> bool:
+    """Whether Ray can be asked for a cluster at `text`: `auto`, or host:port."""
+    found = _RAY_ADDRESS.fullmatch(text)
+    return text == "auto" or (found is not None and 0 < int(found["port"]) < 2**16)
+
+
+def _checked_ray_address(address: str) -> str:
+    if not is_ray_address(address):
+        raise ValueError(
+            f"the address is {ascii(address)[:100]}: give host:port of a Ray head, or auto on one of its nodes"
+        )
+    return address
+
+
+RayAddress = Annotated[str, AfterValidator(_checked_ray_address)]
+"""Where a Ray cluster runs."""
 
 
 def template_fields(template: str) -> list[str]:

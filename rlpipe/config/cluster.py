@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlpipe.config.base import Section
+from rlpipe.config.base import RayAddress, Section
 
 _TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 
@@ -287,7 +287,7 @@ class ClusterConfig(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of runs on this cluster, laid over the configuration and under the command line's own."""
 
-    ray_address: str = "auto"
+    ray_address: RayAddress = "auto"
     """host:port of the head that runs already ("ray" only)."""
 
     ray_port: int = Field(6379, ge=1024, le=65535)

@@ -36,7 +36,7 @@ class SamplingConfig(Section):
 class EngineConfig(Section):
     """One SGLang engine."""
 
-    tensor_parallel: int = Field(1, ge=1, le=2**20)
+    tensor_parallel: int = Field(1, ge=1, le=2**10)
     """GPUs (or CPU processes) of one engine."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -145,7 +145,7 @@ class RolloutConfig(Section):
     max_response_tokens: int = Field(1024, ge=1)
     """Token limit of a response."""
 
-    engines: int = Field(1, ge=1, le=2**20)
+    engines: int = Field(1, ge=1, le=2**17)
     """SGLang engines."""
 
     request_routing: Literal["prefix", "least_loaded"] = "prefix"

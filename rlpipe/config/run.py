@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from rlpipe.config.base import Name, Section
+from rlpipe.config.base import Name, RayAddress, Section
 from rlpipe.shared.secret_text import is_secret_key, secret_values
 
 
@@ -93,7 +93,7 @@ class DeadlinesConfig(Section):
 class RayConfig(Section):
     """The Ray cluster."""
 
-    address: str | None = None
+    address: RayAddress | None = None
     """`auto` or host:port joins a cluster; empty starts a local one that ends with the run."""
 
     colocate: bool = False

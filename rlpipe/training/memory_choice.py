@@ -4,18 +4,24 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.estimate.automatic import choice_note, is_automatic, with_choice_of
-from rlpipe.estimate.present_cluster import present_cluster
+from rlpipe.estimate.present_cluster import host_memory_bytes, present_cluster
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.shared.errors import ConfigError
 from rlpipe.training.ray_cluster import ray_cluster
 from rlpipe.training.trained_share import planned_model
+
+_LEAST_PROCESS_BYTES = 100 * 10**6
+"""Of any process that has imported what it works with, without any weights."""
 
 
 def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, tuple[str, ...]]:
     """The configuration without `auto` in the actor's settings, and what to tell the user. The model must be there.
 
-    The same on every start on the same hardware; a resumed run keeps what it began with, wherever it goes on.
+    The same on every start on the same hardware; a resumed run keeps what it began with, wherever it goes on. Raises
+    ConfigError for more workers than there can be.
     """
+    check_process_count(config)
     if not is_automatic(config):
         return config, ()
     saved = RunDirectory.of(config).config
@@ -25,6 +31,27 @@ def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, t
     planned = plan(config, planned_model(config), _cluster(config))
     problems = tuple(f"warning: by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
     return planned.config, planned.notes + problems
+
+
+def check_process_count(config: Config) -> None:
+    """Raise ConfigError for more workers than this machine can hold, where a run has no other one."""
+    engines = config.rollout.engines * config.rollout.engine.tensor_parallel
+    most = host_memory_bytes() // _LEAST_PROCESS_BYTES
+    if config.reward.workers > most:
+        raise ConfigError(
+            f"reward.workers is {config.reward.workers}, but this machine's {_hold_at_most(most)}: lower it"
+        )
+    if config.ray.address is None and engines + config.actor.processes > most:
+        raise ConfigError(
+            f"rollout.engines x rollout.engine.tensor_parallel + actor.processes is {engines} + "
+            f"{config.actor.processes}, but without ray.address all of them start on this machine, whose "
+            f"{_hold_at_most(most)}: lower them, or set ray.address to the cluster that is meant (auto on one of its "
+            "nodes)"
+        )
+
+
+def _hold_at_most(processes: int) -> str:
+    return f"{host_memory_bytes() / 1e9:.0f} GB hold at most {processes} such processes"
 
 
 def _cluster(config: Config) -> ClusterConfig:

@@ -1,6 +1,5 @@
 """`rlpipe doctor [CONFIG]`: all checks, one line each."""
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,13 +10,12 @@ from rlpipe.commands.doctor.machine import check_machine
 from rlpipe.commands.doctor.nodes import check_nodes
 from rlpipe.commands.doctor.packages import TORCH, check_packages, read_pins
 from rlpipe.commands.doctor.run_checks import check_run
+from rlpipe.config.base import is_ray_address
 from rlpipe.config.cluster import NodeConfig
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.project_files import CONFIGS, REQUIREMENTS
-
-_ADDRESS = re.compile(r"(ray://)?[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 
 
 def diagnose(path: Path | None, overrides: Sequence[str], quick: bool, cluster: str | None = None) -> Iterator[Check]:
@@ -43,7 +41,7 @@ def diagnose(path: Path | None, overrides: Sequence[str], quick: bool, cluster: 
 def check_cluster(cluster: str) -> Iterator[Check]:
     """Its nodes. Raises ConfigError for a cluster that is no running Ray cluster."""
     address, nodes, described = cluster, 1, None
-    if cluster != "auto" and not _ADDRESS.fullmatch(cluster):
+    if not is_ray_address(cluster):
         file = load_cluster(cluster)
         if file.kind != "ray":
             raise ConfigError(
