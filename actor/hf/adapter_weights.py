@@ -24,6 +24,7 @@ from actor.hf.safetensors_reader import HfCheckpoint, assemble
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group
 from actor.models.policy_model import policy_of
 from rlpipe.config.lora import LoraConfig
+from rlpipe.shared.disk_errors import written_whole
 from rlpipe.shared.policy_facts import PolicyFacts
 
 _ZERO_FIRST = ("lora_B.weight", "lora_embedding_A")
@@ -71,11 +72,12 @@ def save_adapters(
             tensors[name] = of_every_expert(own, name, shared[name]) if name in shared else own
     if dist.get_rank() == 0:
         partial = output.with_name(f".{output.name}.partial")
-        partial.mkdir(parents=True, exist_ok=True)
-        write_adapter(partial, tensors, adapter_config(table, lora, policy_of(chunks[0]).description, base))
-        if facts is not None:
-            facts.write(partial)
-        replace_folder(partial, output)
+        with written_whole(partial):
+            partial.mkdir(parents=True, exist_ok=True)
+            write_adapter(partial, tensors, adapter_config(table, lora, policy_of(chunks[0]).description, base))
+            if facts is not None:
+                facts.write(partial)
+            replace_folder(partial, output)
     dist.barrier()
 
 

@@ -15,6 +15,7 @@ from actor.hf.tensor_placement import has_mtp
 from actor.models.policy_model import policy_of
 from rlpipe.model.config_file import read_config
 from rlpipe.model.description import TrainableModel
+from rlpipe.shared.disk_errors import written_whole
 from rlpipe.shared.policy_facts import PolicyFacts
 
 SHARD_BYTES = 4 * 1024**3
@@ -33,27 +34,28 @@ def save_hf(
 
     Collective. Tensors of `source_dir` that the policy does not hold (vision tower, untrained `mtp.*`) are carried
     over. Only global rank 0 writes, one shard at a time, under a hidden name: a folder of that name is whole, and takes
-    the place of an older one at once. A barrier ends it.
+    the place of an older one at once. A barrier ends it. Raises ResourceError on a full disk.
     """
     output, source = Path(output_dir), Path(source_dir)
     partial = output.with_name(f".{output.name}.partial")
-    writer = _ShardWriter(partial) if dist.get_rank() == 0 else None
-    exported = set()
-    for name, tensor in iter_export(chunks, model, with_mtp=has_mtp(chunks)):
-        exported.add(name)
-        if writer is not None and tensor is not None:
-            writer.add(name, tensor.to("cpu", copy=True))  # it may be a view of a live parameter
-    if writer is not None:
-        with HfCheckpoint(source) as files:
-            for name in files.files:
-                if name not in exported and not (name == "lm_head.weight" and model.tied_embeddings):
-                    writer.add(name, files.read_whole(name))
-        writer.finish()
-        _copy_companions(source, partial)
-        _write_configs(source, partial, policy_of(chunks[0]).config.params_dtype)
-        if facts is not None:
-            facts.write(partial)
-        replace_folder(partial, output)
+    with written_whole(partial):
+        writer = _ShardWriter(partial) if dist.get_rank() == 0 else None
+        exported = set()
+        for name, tensor in iter_export(chunks, model, with_mtp=has_mtp(chunks)):
+            exported.add(name)
+            if writer is not None and tensor is not None:
+                writer.add(name, tensor.to("cpu", copy=True))  # it may be a view of a live parameter
+        if writer is not None:
+            with HfCheckpoint(source) as files:
+                for name in files.files:
+                    if name not in exported and not (name == "lm_head.weight" and model.tied_embeddings):
+                        writer.add(name, files.read_whole(name))
+            writer.finish()
+            _copy_companions(source, partial)
+            _write_configs(source, partial, policy_of(chunks[0]).config.params_dtype)
+            if facts is not None:
+                facts.write(partial)
+            replace_folder(partial, output)
     dist.barrier()
 
 

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from rlpipe.shared.errors import EXIT_CODE
+
 _DEFAULTS = {
     # Telemetry and progress bars of libraries have no place in a run's output.
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -18,9 +20,14 @@ _DEFAULTS = {
 def make_folder_importable() -> None:
     """Graders and other functions named as `package.module:function` may lie in the folder that a command runs in.
 
-    Last in the search path, here and in all processes to come, so that nothing of theirs is hidden.
+    Last in the search path, here and in all processes to come, so that nothing of theirs is hidden. Ends
+    the command where somebody has removed it.
     """
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        print("error: the folder that this command runs in was removed; change to another one", file=sys.stderr)
+        raise SystemExit(EXIT_CODE) from None
     present = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if folder not in present:
         os.environ["PYTHONPATH"] = os.pathsep.join([*present, folder])

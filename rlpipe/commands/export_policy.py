@@ -10,6 +10,7 @@ from rlpipe.model.hub import model_folder
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoints, read_state
 from rlpipe.shared.errors import CheckpointError, ConfigError, ResourceError
+from rlpipe.shared.policy_facts import is_saved_policy
 
 
 def export_policy(run: str, output: Path, merge: bool = False, overwrite: bool = False) -> Path:
@@ -24,8 +25,7 @@ def export_policy(run: str, output: Path, merge: bool = False, overwrite: bool =
     directory = RunDirectory(folder)
     if not directory.config.exists():
         raise ConfigError(f"{folder}: no run here (config.yaml is missing); give the folder of a run")
-    if output.exists() and not overwrite:
-        raise ConfigError(f"{output} exists: choose another folder, or replace it with --overwrite")
+    _check_replaceable(output, overwrite)
     config = load_config(directory.config)
     checkpoint = _checkpoint(directory, iteration)
     state = read_state(checkpoint)
@@ -47,6 +47,18 @@ def export_policy(run: str, output: Path, merge: bool = False, overwrite: bool =
     else:
         export_checkpoint(checkpoint, output.absolute(), source, config.actor, facts)
     return checkpoint
+
+
+def _check_replaceable(output: Path, overwrite: bool) -> None:
+    """Nothing but a policy that was written by rlpipe is ever replaced."""
+    if not os.path.lexists(output):
+        return
+    if not overwrite:
+        raise ConfigError(f"{output} exists: choose another folder, or replace it with --overwrite")
+    if not is_saved_policy(output):
+        raise ConfigError(
+            f"{output} is no policy that rlpipe wrote, and --overwrite replaces nothing else: choose another folder"
+        )
 
 
 def _parse(run: str) -> tuple[Path, int | None]:
@@ -77,7 +89,7 @@ def _checkpoint(directory: RunDirectory, iteration: int | None) -> Path:
 def _check_disk(source: Path, output: Path) -> None:
     """The policy takes about what the model took that it was trained from."""
     needed = sum(file.stat().st_size for file in source.glob("*.safetensors"))
-    place = next(parent for parent in output.absolute().parents if parent.exists())
+    place = next(parent for parent in output.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise ResourceError(

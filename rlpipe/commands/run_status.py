@@ -78,8 +78,8 @@ def _progress(rows: list[dict[str, Any]], left: int, running: bool) -> Iterator[
             values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
             if values:
                 yield label(name), f"{values[0]:.4g} → {values[-1]:.4g}"
-    skipped = rows[-1].get("train/updates_skipped_count", 0)
-    if skipped:
+    skipped = rows[-1].get("train/updates_skipped_count")
+    if isinstance(skipped, int | float) and skipped:
         yield "skipped", f"{skipped:.0f} updates, for values that were not finite"
 
 

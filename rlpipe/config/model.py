@@ -24,31 +24,31 @@ class TinyPolicyConfig(Section):
     architecture: Literal["qwen3", "qwen3_5_moe"] = "qwen3"
     """Shape family of the policy."""
 
-    hidden_size: int = Field(128, ge=8)
+    hidden_size: int = Field(128, ge=8, le=2**20)
     """Width of the residual stream."""
 
-    layers: int = Field(4, ge=1)
+    layers: int = Field(4, ge=1, le=1024)
     """Decoder layers."""
 
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=2**20)
     """Query heads."""
 
-    key_value_heads: int = Field(2, ge=1)
+    key_value_heads: int = Field(2, ge=1, le=2**20)
     """Key/value heads of grouped-query attention."""
 
-    head_dim: int = Field(32, ge=2)
+    head_dim: int = Field(32, ge=2, le=2**20)
     """Width of a head."""
 
-    intermediate_size: int = Field(256, ge=8)
+    intermediate_size: int = Field(256, ge=8, le=2**20)
     """Width of the gated feed-forward layer."""
 
-    experts: int = Field(8, ge=2)
+    experts: int = Field(8, ge=2, le=2**20)
     """Experts of a mixture-of-experts layer, where the architecture has them."""
 
-    experts_per_token: int = Field(2, ge=1)
+    experts_per_token: int = Field(2, ge=1, le=2**20)
     """Experts that a token is sent to."""
 
-    expert_intermediate_size: int = Field(64, ge=8)
+    expert_intermediate_size: int = Field(64, ge=8, le=2**20)
     """Width of an expert, and of the shared expert."""
 
 

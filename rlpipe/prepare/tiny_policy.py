@@ -10,7 +10,10 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.utils.logging import disable_progress_bar
 
 from rlpipe.config.model import TinyPolicyConfig
+from rlpipe.estimate.present_cluster import host_memory_bytes
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.disk_errors import written_whole
+from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.replaced_parts import relies_on
 
 relies_on(
@@ -20,22 +23,41 @@ relies_on(
 )
 
 _VOCABULARY_MULTIPLE = 64
+_BYTES_A_PARAMETER = 8
+"""Itself, and its place in the file that is written."""
 
 
 def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
-    """Write config.json, model.safetensors and the tokenizer into `folder`: the same bytes for the same seed."""
+    """Write config.json, model.safetensors and the tokenizer into `folder`: the same bytes for the same seed.
+
+    Raises:
+        ConfigError: this machine's memory does not hold it. ResourceError: the disk does not.
+    """
     tokenizer = byte_tokenizer()
     build = {"qwen3": _qwen3, "qwen3_5_moe": _qwen3_5_moe}[shape.architecture]
+    with torch.device("meta"):
+        _check_size(build(shape, _common(shape, tokenizer)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(shape, _common(shape, tokenizer))
         _fill_padding_row(model)
     partial = folder.with_name(folder.name + ".partial")
     disable_progress_bar()  # a library-wide switch; a bar for one small file is noise
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    _add_full_attention_interval(partial / "config.json")
-    partial.rename(folder)
+    with written_whole(partial):
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        _add_full_attention_interval(partial / "config.json")
+        partial.rename(folder)
+
+
+def _check_size(model: PreTrainedModel) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    there = host_memory_bytes()
+    if _BYTES_A_PARAMETER * parameters > there:
+        raise ConfigError(
+            f"prepare.policy describes a policy of {parameters / 1e9:,.1f} billion parameters in float32, more than "
+            f"can be made in the {there / 1e9:.0f} GB of this machine: lower its sizes, or set model.path to a model"
+        )
 
 
 def _fill_padding_row(model: PreTrainedModel) -> None:

@@ -7,6 +7,11 @@ from pathlib import Path
 _FACTS = "rlpipe.json"
 
 
+def is_saved_policy(folder: Path) -> bool:
+    """Whether `PolicyFacts.write` was called for it: it is nobody else's folder."""
+    return (folder / _FACTS).is_file() and not folder.is_symlink()
+
+
 @dataclass(frozen=True)
 class PolicyFacts:
     """Run and iteration that a policy comes from; `metrics` are of its evaluation, empty where there was none."""

@@ -40,8 +40,9 @@ class Chaos:
         self._note_results()
 
     def begin(self, iteration: int | None, words: str) -> None:
-        """A phase begins, a task of the start, or a call that stands for a phase."""
-        for strike in [one for one in self._strikes if one.is_due(iteration, words)]:
+        """A phase begins, a task of the start, or a call that stands for a phase. Of several strikes that are due, the
+        first is made now, and the next where the phase begins again: a process is lost once."""
+        for strike in [one for one in self._strikes if one.is_due(iteration, words)][:1]:
             self._strikes.remove(strike)
             timer = threading.Timer(strike.delay_seconds, self._strike, (strike,))
             timer.daemon = True

@@ -1,6 +1,7 @@
 """Bad input ends with one clear sentence and exit code 2, without a traceback, before anything is started."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -100,6 +101,7 @@ def _replaced_by_a_copy(path: Path) -> None:
     shutil.copy(path.with_name("0.safetensors"), path)
 
 
+_GIANT = ("prepare.policy.hidden_size=1048576", "prepare.policy.intermediate_size=1048576")
 _CASES = {
     "missing file": (lambda f: (f / "nowhere.yaml", []), "nowhere.yaml: no such file"),
     "malformed YAML": (lambda f: (_write(f, "bad.yaml", "run: {name: a\n"), []), "not valid YAML"),
@@ -279,11 +281,35 @@ _CASES = {
         lambda f: (f / "good.yaml", [f"run.name={_a_run(f)}"]),
         "already holds a run: continue it with --resume, replace it with --overwrite",
     ),
+    "an address that is none": (
+        lambda f: (f / "good.yaml", ["ray.address=foo", "--dry-run"]),
+        "ray.address: the address is 'foo': give host:port of a Ray head, or auto on one of its nodes",
+    ),
+    "more engines than there can be": (
+        lambda f: (f / "good.yaml", ["rollout.engines=100000", "--dry-run"]),
+        "without ray.address all of them start on this machine",
+    ),
+    "a policy to prepare that no machine holds": (
+        lambda f: (f / "good.yaml", [f"model.path={f}/giant", *_GIANT, "--dry-run"]),
+        "billion parameters in float32, more than can be made in the",
+    ),
+    "a pipe in a model folder": (
+        lambda f: (f / "good.yaml", [f"model.path={_with_a_pipe(f)}", "--dry-run"]),
+        "/chat_template.jinja: is a pipe, and a file is needed there",
+    ),
     "no cluster": (
         lambda f: (f / "good.yaml", ["ray.address=127.0.0.1:1", "--overwrite"]),
         "ray: no cluster at 127.0.0.1:1",
     ),
 }
+
+
+def _with_a_pipe(folder: Path) -> Path:
+    target = folder / "with_a_pipe"
+    shutil.copytree(folder / "policy", target)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    os.mkfifo(target / "chat_template.jinja")
+    return target
 
 
 def _module(folder: Path, text: str) -> str:
@@ -313,6 +339,13 @@ def test_bad_input_is_one_sentence(good, case, tmp_path):
     assert "Traceback" not in result.stderr + result.stdout
     (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(sentence) < 600
+
+
+def test_a_disk_that_is_full_before_anything_is_made_is_one_sentence(good, tmp_path):
+    result = run_forked(tmp_path, "train", str(good / "good.yaml"), f"model.path={tmp_path}/p", largest_file_bytes=4096)
+    assert result.returncode == 2, result.stderr
+    assert f"error: {tmp_path}: cannot be written to (File too large): free space there" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):

@@ -15,6 +15,7 @@ from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
 from rlpipe.shared.errors import EXIT_CODE
+from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.project_files import ROOT
 
 
@@ -83,6 +84,29 @@ def test_two_runs_are_compared_on_one_page(tmp_path):
 def test_a_table_is_of_one_run(tmp_path):
     result = _called("report", tmp_path / "a", tmp_path / "b", "--table")
     assert result.exit_code == EXIT_CODE and "one run" in result.output
+
+
+def test_an_export_replaces_nothing_but_a_policy(tmp_path):
+    run = _run(tmp_path / "run")
+    PolicyFacts("run", 1, {}, "card").write((saved := tmp_path / "saved").mkdir() or saved)
+    (tmp_path / "link").symlink_to(saved)
+    (tmp_path / "file").write_text("kept")
+    for output in (run, run / "logs", tmp_path / "file", tmp_path / "link", tmp_path, "/"):
+        done = _called("export", run, output, "--overwrite")
+        assert done.exit_code == EXIT_CODE
+        assert "is no policy that rlpipe wrote, and --overwrite replaces nothing else" in done.output
+    assert (tmp_path / "file").read_text() == "kept"
+    assert "exists: choose another folder" in _called("export", run, saved).output
+    assert "replaces nothing else" not in _called("export", run, saved, "--overwrite").output
+
+
+def test_status_takes_rows_of_any_values(tmp_path):
+    run = _run(tmp_path / "run")
+    row = {"iteration": 3, "train/updates_skipped_count": "2", "time/step_seconds": [1], "train/loss": None}
+    append_json_line(RunDirectory(run).metrics, row)
+    done = _called("status", run)
+    assert done.exit_code == 0, done.output
+    assert "skipped" not in done.output
 
 
 def test_the_example_in_each_help_names_what_is_there():
