@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import yaml
-from record import versions
+from record import commit, versions
 from train_run import PROJECT, train
 
 GATES = PROJECT / "benchmarks" / "gates.yaml"
@@ -105,8 +105,12 @@ def main() -> None:
     parser.add_argument("gates", nargs="*", metavar="GATE", help=", ".join(gates))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--record", action="store_true", help="append what the runs did to the history")
+    parser.add_argument("--summary", action="store_true", help="run nothing, print the bands of the history")
     parser.add_argument("--missing", action="store_true", help="only runs that the history does not have yet")
     options = parser.parse_args()
+    if options.summary:
+        print("\n".join(summary(gates, read_history())))
+        return
     if unknown := sorted(set(options.gates) - set(gates)):
         sys.exit(f"unknown gates {', '.join(unknown)}: use {', '.join(gates)}")
     red = 0
@@ -182,8 +186,7 @@ def settings_of(gate: Gate, seed: int, folder: Path) -> list[str]:
 
 
 def _finished(gate: Gate, seed: int, accuracy: float, rewards: tuple[float, ...]) -> Run:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
-    return Run(gate.name, seed, gate.digest(), accuracy, rewards, commit=commit.stdout.strip(), versions=versions())
+    return Run(gate.name, seed, gate.digest(), accuracy, rewards, commit=commit(), versions=versions())
 
 
 def evaluate(settings: Iterable[str], policy: Path) -> float:
@@ -222,6 +225,21 @@ def verdicts_on(run: Run, gate: Gate, gates: dict[str, Gate], history: Sequence[
     if gate.curve_of and same:
         verdicts.append(off_the_curve(run.rewards, same[-1]))
     return [verdict for verdict in verdicts if verdict]
+
+
+def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
+    """A line for each gate: the runs that are known with its settings, and the band that they draw."""
+    lines = [f"{'gate':14}{'runs':>5}  {'accuracy':18}{'reward':18}last"]
+    for gate in gates.values():
+        known = [run for run in history if run.gate == gate.name and run.settings == gate.digest()]
+        bands = ["", ""]
+        if len(known) >= MINIMUM_RUNS:
+            bands[0] = str(Band.around([run.accuracy for run in known], MARGINS["accuracy"]))
+            if known[0].rewards:
+                bands[1] = str(Band.around([run.reward for run in known], MARGINS["reward"]))
+        last = f"{known[-1].date} {known[-1].commit}" if known else "never run"
+        lines.append(f"{gate.name:14}{len(known):5}  {bands[0]:18}{bands[1]:18}{last}")
+    return lines
 
 
 def off_the_curve(rewards: Sequence[float], reference: Sequence[float]) -> str:

@@ -75,6 +75,18 @@ BENCHMARKS = {
         "Accuracy on held-out problems before and after; in bfloat16 the mean gap of |SGLang - Megatron| is to stay "
         "below 0.02 in each iteration.",
     ),
+    "parity": (
+        "Parity",
+        "Log-probabilities of sampled tokens that have to be the same, and by how many nats they differ at most.",
+    ),
+    "learning_gates": (
+        "Learning gates",
+        "Short runs that have to learn as well as they did, and no better (`make gates`).",
+    ),
+    "driver_scale": (
+        "The driver at 4,096 GPUs",
+        "A sample is to cost the same up to a million samples, and the driver's work less than 1 % of a step.",
+    ),
     "packing": (
         "Packing",
         "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",
@@ -113,6 +125,9 @@ QUESTIONS = {
     "weight_sync": "How long do new weights take?",
     "actor_layers": "How fast do the layers train, and what is between them and the device's limit?",
     "learning": "Does it learn, and do engine and actor agree?",
+    "parity": "Do engine, actor, layouts and data types agree?",
+    "learning_gates": "Does every algorithm, mode and layout learn?",
+    "driver_scale": "Does one driver suffice for thousands of GPUs?",
     "packing": "How much of a pack is padding?",
     "comm_guard": "What does the guard of collectives cost?",
     "monitoring_overhead": "What does measuring cost?",
@@ -135,6 +150,7 @@ SUITES = {
 """Suites that cards name. Of what they print the end is kept, which holds their summary."""
 
 _LINES_OF_A_SUITE = 40
+_WRITTEN_BY_RECORDS = ("benchmarks/results", "docs/performance.md", "docs/cards.md", "README.md")
 
 
 def main() -> None:
@@ -206,11 +222,12 @@ def check(names: set[str]) -> int:
 
 
 def commit() -> str:
-    """Of this checkout, with a + where its files are not as they were committed; empty outside of one."""
-    asked = subprocess.run(
-        ["git", "-C", str(PROJECT), "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
-    )
-    return asked.stdout.strip()
+    """Of this checkout, with a + where its code is not as it was committed; empty outside of one."""
+    git = ["git", "-C", str(PROJECT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    code = [":/", *(f":!/{path}" for path in _WRITTEN_BY_RECORDS)]
+    changed = subprocess.run([*git, "status", "--porcelain", "--", *code], capture_output=True, text=True)
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def host() -> str:

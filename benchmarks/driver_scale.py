@@ -1,0 +1,224 @@
+"""The driver's own work at 4,096 GPUs: requests, groups, samples, metrics, advantages, packs, placement, weight plan.
+
+    python benchmarks/driver_scale.py [--samples 65536 262144 1048576] [--response-tokens 32]
+
+Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with tokens made
+before, graders are left out, and GPUs are logical resources of a local Ray cluster. So the seconds are those in which
+the driver is busy, which a run hides behind the engines where it can. Each size runs in a process of its own.
+
+"us a sample" has to stay the same as samples grow. "of a step": of the seconds that `rlpipe plan` gives an iteration of
+Qwen3.5-35B-A3B with that many responses on 4,096 H200. A response here is short, so that a million of them fit into
+memory; the second table tells what each further token of it costs.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from actor.hf.weight_table import export_plan
+from actor.weight_sender import plan_buckets
+from rlpipe.algorithms import compute_advantages
+from rlpipe.batching import PackLimits, pack_for_training
+from rlpipe.batching.pack_plan import flops_cost
+from rlpipe.commands.clusters import load_cluster
+from rlpipe.config.load import load_config
+from rlpipe.config.root import Config
+from rlpipe.estimate.run_estimate import plan
+from rlpipe.generation.episode_makers import ConversationMaker
+from rlpipe.generation.generate_functions import single_turn
+from rlpipe.generation.group_source import GroupSource
+from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
+from rlpipe.model.config_file import read_config
+from rlpipe.model.model_reader import trainable_model
+from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.sample import Episode, Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.training.placement import placements
+from rlpipe.training.ray_cluster import ray_cluster
+from rlpipe.training.summaries import rollout_metrics
+from rlpipe.training.trained_share import planned_model
+from rollout.client import EngineClient
+from rollout.fleet import EngineState, Fleet, RunningEngine
+from rollout.requests import GenerateRequest, Generation, SamplingParameters
+
+GPUS, NODE_GPUS, GROUP = 4096, 8, 8
+RECIPE = "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+PARTS = ("rollout", "metrics", "advantage", "pack")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, nargs="+", default=[65_536, 262_144, 1_048_576])
+    parser.add_argument("--response-tokens", type=int, default=32)
+    parser.add_argument("--once", action="store_true", help="one size, in this process, as JSON")
+    options = parser.parse_args()
+    if options.once:
+        print(json.dumps(iteration(options.samples[0], options.response_tokens)))
+        return
+    print(f"{GPUS:,} GPUs, {GPUS // NODE_GPUS} engines, groups of {GROUP}, {options.response_tokens} tokens a response")
+    measured = [apart(samples, options.response_tokens) for samples in options.samples]
+    for samples, one in zip(options.samples, measured, strict=True):
+        print(line(samples, one), flush=True)
+    growth = total(measured[-1]) / options.samples[-1] / (total(measured[0]) / options.samples[0])
+    print(f"from the first size to the last the time of a sample grows {growth:.2f} x")
+    longer = apart(options.samples[0], 8 * options.response_tokens)
+    tokens = 7 * options.response_tokens * options.samples[0]
+    parts = ", ".join(f"{name} {1e9 * (longer[name] - measured[0][name]) / tokens:.0f}" for name in PARTS)
+    print(f"each further token of a response: {parts} ns")
+    for name, seconds in once_a_run():
+        print(f"{name}: {seconds:.2f} s")
+
+
+def apart(samples: int, response_tokens: int) -> dict[str, float]:
+    """`iteration` in a process of its own, whose memory is as it was for the others."""
+    arguments = ["--once", "--samples", str(samples), "--response-tokens", str(response_tokens)]
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def total(one: dict[str, float]) -> float:
+    return sum(one[name] for name in PARTS)
+
+
+def line(samples: int, one: dict[str, float]) -> str:
+    parts = ", ".join(f"{name} {one[name]:.2f} s" for name in PARTS)
+    return (
+        f"{samples:9,} samples  {parts}: {total(one):.1f} s, {1e6 * total(one) / samples:.1f} us a sample, "
+        f"{one['metrics_bytes'] / samples:.1f} bytes of metrics; a look at the progress {1e3 * one['look']:.2f} ms; "
+        f"{total(one) / planned_step(samples):.2%} of a step"
+    )
+
+
+def iteration(samples: int, response_tokens: int) -> dict[str, float]:
+    """Seconds of each part of the driver's work, and the bytes at the peak of computing metrics."""
+    config = recipe(samples, [f"rollout.max_response_tokens={response_tokens}"])
+    clock = Clock()
+    batch, clock.seconds["look"] = asyncio.run(generated(config, samples, response_tokens))
+    clock.lap("rollout")
+    rollout_metrics(batch, 1)
+    clock.lap("metrics")
+    result = compute_advantages(batch, config.algorithm, max_response_tokens=response_tokens)
+    clock.lap("advantage")
+    pack_for_training(
+        result.samples,
+        PackLimits.training(config.actor),
+        data_parallel=config.actor.processes // (config.actor.parallel.tensor * config.actor.parallel.context),
+        aggregation=config.algorithm.aggregation,
+        norm_tokens=response_tokens,
+        cost=flops_cost(config.model.path),
+    )
+    clock.lap("pack")
+    tracemalloc.start()
+    rollout_metrics(batch, 1)
+    return {**clock.seconds, "metrics_bytes": float(tracemalloc.get_traced_memory()[1])}
+
+
+class Clock:
+    """Seconds of parts that follow each other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begin = time.process_time()
+
+    def lap(self, name: str) -> None:
+        """What has passed since the last call was `name`."""
+        now = time.process_time()
+        self.seconds[name], self._begin = now - self._begin, now
+
+
+async def generated(config: Config, samples: int, response_tokens: int) -> tuple[list[Sample], float]:
+    """A batch as the driver makes it, and the seconds of a look at its progress when most of it is there."""
+    engines = [stand_in_engine(index, response_tokens) for index in range(config.rollout.engines)]
+    fleet = Fleet(engines, config.fault, lambda _, failure: failure)
+    client = EngineClient(fleet, int(1.25 * config.rollout.engine.max_running_requests) + 1, keep_tokens=False)
+    maker = ConversationMaker(single_turn)
+    maker.open(client, byte_tokenizer(), config.seed)
+    sampling = SamplingParameters(response_tokens)
+    numbers = iter(range(samples))
+
+    def take_group() -> tuple[int, list[PromptRequest]]:
+        number = next(numbers)
+        prompt = Prompt(str(number), "", tuple(range(65, 97)), "", "none")
+        return number, requests_for_prompt(f"{number:08d}", prompt, GROUP, sampling)
+
+    async def grade(episode: Episode) -> Episode:
+        score = float(hash(episode[0].sample_id) % 2)
+        return tuple(replace(sample, reward=Reward(score, bool(score), "")) for sample in episode)
+
+    source = GroupSource(config.rollout, take_group, maker.make, grade, [], client.abort, last_iteration=1)
+    taking = asyncio.ensure_future(source.take(1, 1))
+    while not taking.done() and source.progress(1).finished < samples // 2:
+        await asyncio.sleep(0.2)
+    begin = time.process_time()
+    source.progress(1)
+    look = time.process_time() - begin
+    batch = await taking
+    client.close()
+    return batch.samples, look
+
+
+def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
+    """An engine whose Ray actor is no process: it answers a call at once, all requests of it together."""
+    tokens, logprobs = tuple(range(65, 65 + response_tokens)), (-0.5,) * response_tokens
+    versions = (VersionSpan(1, response_tokens),)
+
+    async def answer(batch: Sequence[GenerateRequest]) -> list[Generation]:
+        await asyncio.sleep(0)
+        return [
+            Generation(one.request_id, tokens, logprobs, Status.COMPLETED, versions, index, 1.0, 0) for one in batch
+        ]
+
+    async def answers(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
+        yield answer(batch)
+
+    remote = SimpleNamespace(remote=lambda *_: None)
+    actor = SimpleNamespace(generate=SimpleNamespace(remote=answers), address=remote, start=remote)
+    setup: Any = SimpleNamespace(index=index, log_path="none")
+    return RunningEngine(setup, actor, state=EngineState.SERVING)
+
+
+def recipe(samples: int, overrides: Sequence[str] = ()) -> Config:
+    """The recipe of eight GPUs, spread over all of them: more data-parallel ranks and engines."""
+    settings = ["model.path=configs/models/Qwen3.5-35B-A3B"]
+    settings += [f"actor.processes={GPUS}", f"rollout.engines={GPUS // NODE_GPUS}", "rollout.engine.tensor_parallel=8"]
+    settings += [f"rollout.prompts_per_iteration={samples // GROUP}", f"rollout.samples_per_prompt={GROUP}"]
+    return load_config(RECIPE, [*settings, *overrides])
+
+
+def planned_step(samples: int) -> float:
+    """Seconds of an iteration as `rlpipe plan` tells them, with responses at the recipe's limit."""
+    config = recipe(samples)
+    cluster = load_cluster("slurm_2x8x141gb").model_copy(update={"nodes": GPUS // NODE_GPUS})
+    seconds = plan(config, planned_model(config), cluster).step_seconds
+    assert seconds is not None
+    return seconds
+
+
+def once_a_run() -> Iterator[tuple[str, float]]:
+    """What grows with GPUs and not with samples, with its seconds."""
+    config = recipe(GROUP, [f"ray.cpus={2 * GPUS}"])
+    begin = time.process_time()
+    model = trainable_model(dict(read_config(config.model.path).raw))
+    buckets = plan_buckets(export_plan(model), config.weight_sync.bucket_bytes)
+    yield f"weight plan of {len(buckets)} buckets", time.process_time() - begin
+    with ray_cluster(config):
+        begin = time.process_time()
+        with placements(config) as (actor, engines):
+            count = f"{len(actor.bundles):,} processes and {len(engines.bundles)} engines"
+            yield f"placement of {count}, with logical CPUs for GPUs", time.process_time() - begin
+
+
+if __name__ == "__main__":
+    main()
