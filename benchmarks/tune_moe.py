@@ -1,7 +1,7 @@
 """Measure block sizes of SGLang's fused MoE kernel for a shape and keep the fastest of each batch size as data.
 
-    python benchmarks/tune_moe.py --out rollout/moe_kernels                        experts of Qwen3.5-35B-A3B, whole
-    python benchmarks/tune_moe.py --out rollout/moe_kernels --width 256            the same over two GPUs of an engine
+    python benchmarks/tune_moe.py                  experts of Qwen3.5-35B-A3B, whole, into rollout/moe_kernel_blocks
+    python benchmarks/tune_moe.py --width 256      the same over two GPUs of an engine
 
 One GPU. Both products of a layer are timed, as CUDA graphs replay them, with tokens routed evenly. Printed: SGLang's
 default, the best, and the floor, which reads every expert that has a token once, or computes at the card's speed.
@@ -82,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--chosen", type=int, default=8, help="experts of a token")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
-    parser.add_argument("--out", type=Path, default=Path("moe_kernels"))
+    parser.add_argument("--out", type=Path, default=Path("rollout/moe_kernel_blocks"))
     parser.add_argument("--compile-part", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -103,6 +103,7 @@ class Setup:
                 "train": [{"name": "prompts", "path": str(self._prompts), "apply_chat_template": False}],
                 "max_prompt_tokens": self.prompt_tokens,
             },
+            "eval": {"datasets": []},
             "rollout": self._rollout(case),
             "algorithm": {"kl": {"coefficient": 0.001 if options.kl else 0.0}},
             "actor": self._actor(case),

@@ -14,6 +14,7 @@ from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.failures import check_model_folder
 from rollout.model_modules import unneeded_model_modules
+from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import VERIFY_VARIABLE
 
@@ -47,6 +48,8 @@ def prepare_process(setup: EngineSetup) -> None:
     os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
     _ignore_quit_signal()
     cleanup.avoid_named_semaphores()
+    if setup.device == "cuda":
+        use_measured_blocks(cleanup.engine_directory(setup.instance) / "moe_kernels")
 
 
 def sglang_arguments(setup: EngineSetup) -> tuple[dict[str, Any], tuple[str, ...]]:

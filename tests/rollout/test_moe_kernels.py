@@ -1,0 +1,62 @@
+"""SGLang finds the block sizes that were measured here, and its own where there are none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rollout.moe_kernels import use_measured_blocks
+from rollout.sglang_source import sglang_folder
+
+VARIABLE = "SGLANG_MOE_CONFIG_DIR"
+MEASURED = "triton_3_6_0/E=256,N=512,device_name=NVIDIA_H200.json"
+OF_SGLANG = "triton_3_2_0/E=128,N=768,device_name=NVIDIA_H200.json"
+LOOK = """
+import json, sys, triton
+from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as module
+
+triton.__version__ = "3.6.0"
+module.get_device_name = lambda: "NVIDIA H200"
+module.get_exec = lambda: type("Exec", (), {"deterministic": type("No", (), {"enable_deterministic_inference": False})})
+print(json.dumps([module.get_moe_configs(*shape, None) for shape in ((256, 512), (128, 768), (7, 7))]))
+"""
+
+
+def test_measured_blocks_come_before_those_of_sglang(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    use_measured_blocks(tmp_path)
+    monkeypatch.setenv(VARIABLE, os.environ[VARIABLE])  # which is undone afterwards
+    configs = tmp_path / "configs"
+    assert (configs / MEASURED).resolve().is_relative_to(Path(use_measured_blocks.__code__.co_filename).parent)
+    assert (configs / OF_SGLANG).resolve().is_relative_to(sglang_folder())
+
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, env=_environment())
+    assert done.returncode == 0, done.stderr
+    measured, of_sglang, nothing = json.loads(done.stdout.splitlines()[-1])
+    assert measured == json.loads((configs / MEASURED).read_text())
+    assert of_sglang == json.loads((configs / OF_SGLANG).read_text())
+    assert nothing is None
+
+
+def test_the_users_folder_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "/of/the/user")
+    use_measured_blocks(tmp_path)
+    assert os.environ[VARIABLE] == "/of/the/user" and not list(tmp_path.iterdir())
+
+
+def test_measured_blocks_are_whole():
+    folder = Path(use_measured_blocks.__code__.co_filename).parent / "moe_kernel_blocks"
+    files = list(folder.glob("configs/triton_*/*.json"))
+    assert files
+    for file in files:
+        for tokens, blocks in json.loads(file.read_text()).items():
+            assert int(tokens) > 0 and set(blocks) == {
+                *("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+            }
+
+
+def _environment() -> dict[str, str]:
+    stand_ins = Path(use_measured_blocks.__code__.co_filename).parent / "cpu_stand_ins"
+    path = os.pathsep.join([str(stand_ins), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"}
