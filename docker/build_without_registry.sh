@@ -18,7 +18,8 @@ buildah=(buildah --root "$folder/images" --runroot "$folder/run" --storage-drive
 
 if ! "${buildah[@]}" inspect --type image "docker.io/library/$base" >/dev/null 2>&1; then
   root=$(mktemp -d "$folder/base-XXXXXX")
-  debootstrap --variant=minbase --include=ca-certificates,python3.11,python3.11-venv bookworm "$root" >&2
+  # debootstrap does not find what provides the virtual package python3.11-distutils.
+  debootstrap --variant=minbase --include=ca-certificates,python3.11,python3.11-venv,python3-distutils bookworm "$root" >&2
   new=$("${buildah[@]}" from scratch)
   "${buildah[@]}" add --quiet "$new" "$root" / >/dev/null
   "${buildah[@]}" commit --quiet "$new" "docker.io/library/$base" >/dev/null
@@ -30,7 +31,7 @@ mounts=()
 for mount in ${RLPIPE_BUILD_MOUNTS:-}; do
   mounts+=(--volume "$mount:$mount:ro")
 done
-"${buildah[@]}" build --isolation chroot --layers --pull=never "${mounts[@]}" \
+"${buildah[@]}" build --format docker --isolation chroot --layers --pull=never "${mounts[@]}" \
   --build-arg "TORCH_INDEX_URL=${RLPIPE_TORCH_INDEX_URL:-}" --file docker/Dockerfile.cpu --tag rlpipe:cpu . >&2
 
 container=$("${buildah[@]}" from --pull=never localhost/rlpipe:cpu)

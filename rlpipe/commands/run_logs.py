@@ -31,9 +31,11 @@ def _matching(folder: Path, names: Sequence[str]) -> list[Path]:
     directory = RunDirectory(folder).logs
     there = sorted(path for path in directory.glob("*") if path.suffix in (".log", ".jsonl"))
     found = [path for path in there if not names or any(name in path.name for name in names)]
+    if not there:
+        raise DataError(f"{directory}: no logs here; give the folder of a run that has started")
     if not found:
-        has = ", ".join(path.name for path in there) or "none"
-        raise DataError(f"{directory}: no log {' or '.join(names) or 'at all'}; there are: {has}")
+        has = ", ".join(path.name for path in there)
+        raise DataError(f"{directory}: no log {' or '.join(names)}; there are: {has}")
     return found
 
 

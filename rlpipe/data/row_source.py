@@ -1,6 +1,7 @@
 """Where rows lie, without holding them: what a process needs to read any of them, each with its place."""
 
 import itertools
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,10 @@ def _streamed(dataset: DatasetConfig) -> RowSource:
 
 
 def _no_hub(dataset: DatasetConfig, error: Exception) -> DataError:
+    if subsets := re.search(r"available configs: (\[.*?\])", str(error)):
+        return DataError(
+            f"data set {dataset.path[:200]!r} has several subsets: set `subset` to one of {subsets[1][:1000]}"
+        )
     return DataError(
         f"data set {dataset.path[:200]!r}: no such file, and the hub could not give it: {first_line(error)}"
     )

@@ -136,6 +136,18 @@ def test_a_streamed_data_set_gives_its_first_rows(tmp_path, tokenizer):
         DatasetConfig(name="d", path="owner/set", streaming=True)
 
 
+def test_a_data_set_of_several_subsets_tells_them(tmp_path, tokenizer):
+    subsets = "".join(f"- {{config_name: {name}, data_files: {name}.jsonl}}\n" for name in ("main", "socratic"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{subsets}---\n")
+    for name in ("main", "socratic"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name, "label": "1"}) + "\n")
+    dataset = DatasetConfig(name="d", path=str(tmp_path), streaming=True, rows="0:1")
+    with pytest.raises(DataError, match=r"set `subset` to one of \['main', 'socratic'\]"):
+        load_prompts([dataset], tokenizer, 150, False)
+    named = dataset.model_copy(update={"subset": "socratic"})
+    assert "socratic" in load_prompts([named], tokenizer, 150, False).prompts[0].text
+
+
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, tokenizer, files_from):
     (tmp_path / "file").write_text("")
     files_from()
