@@ -26,6 +26,8 @@ from rlpipe.shared.secret_text import Secrets
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 3
 _REMOTE = "remote"
+_OF_THE_PROCESS = ("MemoryError", "ConfigError")
+"""How errors begin that say more of a used process than of the response: no memory, a module no longer loads."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -282,7 +284,7 @@ class _Owner(threading.Thread):
                     self._end_worker()
             # What an earlier response left in a used process may be why it failed, and one that died may have been
             # killed by somebody else: a fresh one has the last word.
-            lost = self._worker is None or str(answer.get("error", "")).startswith("MemoryError")
+            lost = self._worker is None or str(answer.get("error", "")).startswith(_OF_THE_PROCESS)
             doubtful = (used and lost) or (died and deaths == 1)
             if doubtful and "error" in answer and not self._closing.is_set():
                 self._end_worker()

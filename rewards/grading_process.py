@@ -13,8 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rewards.grading_channel import OwnerChannel
 from rlpipe.shared.secret_text import Secrets
@@ -85,11 +88,15 @@ class WorkerProcess:
         return _state(Path(f"/proc/{self._process.pid}")) == "T"
 
     def kill(self) -> None:
-        """Kill the process and its children. Any thread may call it; the owner then sees the end in `ask`."""
+        """Kill the process and what is below it. Any thread may call it; the owner then sees the end in `ask`."""
         with self._lock:
             if not self._ended:
                 # The leader is not reaped yet, so the process group id still is its own.
+                below = _below(self._process.pid)
                 os.killpg(self._process.pid, signal.SIGKILL)
+                for process in below:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
 
     def end(self) -> int:
         """Kill, wait until it is gone and return its exit code (negative: the signal's number)."""
@@ -131,7 +138,8 @@ class WorkerProcess:
             self._printed += more[: _SHOWN_OUTPUT_BYTES - len(self._printed)]
 
     def _sweep(self) -> None:
-        """End what left our session. Whatever it was forked from, it has our mark in its environment."""
+        """End what left our session. Whatever it was forked from, it has our mark in its environment, unless a program
+        was started without it; those are found below the process as long as it lives."""
         for _ in range(_SWEEPS):
             left = list(_processes_with(f"{_MARK}={self._mark}".encode()))
             for stop in (signal.SIGSTOP, signal.SIGKILL):  # first still, so that they do not multiply meanwhile
@@ -148,6 +156,13 @@ def _environment(ours: Mapping[str, str], variables: Sequence[str]) -> dict[str,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         **dict.fromkeys(_THREAD_VARIABLES, "1"),
     }
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _processes_with(variable: bytes) -> Iterator[int]:

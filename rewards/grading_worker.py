@@ -18,6 +18,7 @@ from typing import Any
 from rewards.grader_registry import call
 from rewards.grading_channel import WorkerChannel, reward_to_json
 from rewards.sandbox.inside.confine import forbid_signals
+from rlpipe.shared.descendants import adopt_orphans
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR_CHARACTERS = 500
@@ -36,6 +37,7 @@ def main(descriptor: int, memory_bytes: int) -> None:
     """Serve until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    adopt_orphans()  # so that the owner finds whatever a grader leaves behind
     if sys.platform == "linux":
         forbid_signals(os.getppid(), os.getpgid(os.getppid()))  # the run's own process
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

@@ -19,17 +19,20 @@ def explained_end(directory: RunDirectory) -> Iterator[None]:
     except (RlpipeError, KeyboardInterrupt) as error:
         with shielded():
             first, line_break, rest = str(error).partition("\n")
-            error.args = (f"{first}{''.join(last_words(directory))}{line_break}{rest}",)
+            words = "".join(last_words(directory, interrupted=isinstance(error, KeyboardInterrupt)))
+            error.args = (f"{first}{words}{line_break}{rest}",)
         raise
     except Exception as error:
         error.add_note("".join(last_words(directory)).removeprefix("; "))
         raise
 
 
-def last_words(directory: RunDirectory) -> Iterator[str]:
-    """Continues a sentence, in two parts: the second one takes seconds, as it draws the report."""
+def last_words(directory: RunDirectory, interrupted: bool = False) -> Iterator[str]:
+    """Continues a sentence, in two parts: the second one takes seconds, as it draws the report. Logs are named if they
+    stay, which those of an `interrupted` start do not."""
     checkpoint = latest_checkpoint(directory.checkpoints)
-    logs = f"; logs: {directory.logs}" if any(directory.logs.glob("**/*")) else ""
+    stay = any(directory.logs.glob("**/*")) and (has_begun(directory) or not interrupted)
+    logs = f"; logs: {directory.logs}" if stay else ""
     if checkpoint is not None:
         yield f"{logs}; last checkpoint: {checkpoint}; continue with --resume"
     elif has_begun(directory):

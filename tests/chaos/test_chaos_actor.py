@@ -82,8 +82,9 @@ def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, how, where):
     assert run.strikes
     if how == "exit":
         assert run.code == 130, run.evidence
-        assert "interrupted; everything that was started is stopped; logs: " in run.output
+        assert "interrupted; everything that was started is stopped" in run.output, run.evidence
+        assert ("; logs: " in run.output) == (run.folder / "logs").exists(), run.evidence
     if how == "exit" and where in PHASES:
         (*_, last) = [0, *(row["iteration"] for row in metric_rows(run.folder))]
-        assert f"iteration_{last:08d}; continue with --resume" in run.output
+        assert f"iteration_{last:08d}; continue with --resume" in run.output, run.evidence
     assert_resumed(tmp_path, undisturbed())

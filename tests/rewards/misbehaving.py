@@ -38,6 +38,21 @@ def crash(response: str, label: str) -> Reward:
     return Reward(0.0, None, "")
 
 
+def forget_all_modules(response: str, label: str) -> Reward:
+    sys.modules.clear()
+    return Reward(1.0, True, "")
+
+
+def leave_a_stray(response: str, label: str) -> Reward:
+    """Without our environment, out of our session and of our tree."""
+    sleep = "subprocess.Popen(['sleep', '9999'], env={}, start_new_session=True, stdout=subprocess.DEVNULL)"
+    program = f"import subprocess; print({sleep}.pid)"
+    stray = subprocess.run([sys.executable, "-c", program], env={}, stdout=subprocess.PIPE, check=True).stdout
+    with open(response, "wb") as file:
+        file.write(stray)
+    return Reward(1.0, True, "")
+
+
 def slow_once(response: str, label: str) -> Reward:
     """`response`: a file that tells whether it is the first time, and who grades."""
     if not os.path.exists(response):

@@ -88,6 +88,22 @@ def test_children_of_a_late_grader_end_with_it(tmp_path: Path) -> None:
     assert _is_gone(int(note.read_text()))
 
 
+def test_a_process_without_our_environment_ends_with_the_grader(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with GradingPool() as pool:
+        assert pool.submit("s", BAD + "leave_a_stray", str(note), "").result(timeout=400).score == 1.0
+        stray = psutil.Process(int(note.read_text()))
+        assert stray.is_running()
+    assert _is_gone(stray.pid)
+
+
+def test_a_grader_that_can_no_longer_be_loaded_is_tried_in_a_fresh_process() -> None:
+    with GradingPool() as pool:
+        assert pool.submit("first", BAD + "forget_all_modules", "", "").result(timeout=400).score == 1.0
+        assert pool.submit("second", BAD + "echo", "x", "1").result(timeout=400).score == 1.0
+        assert pool.take_failures() == Failures()
+
+
 def test_closing_cancels_what_waits_and_ends_what_hangs() -> None:
     pool = GradingPool(timeout_seconds=1000)
     running = pool.submit("running", BAD + "hang", "", "")

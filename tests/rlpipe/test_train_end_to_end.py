@@ -100,20 +100,21 @@ def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path
 
 def test_a_run_whose_engine_is_killed_and_stopped_ends_in_the_same_bits(four, tmp_path):
     """Its scheduler is killed in its first start; the next one while it generates; the engine that comes then is
-    stopped in an update of weights."""
-    strikes = [
+    stopped in an update of weights. A grader is killed, too."""
+    losses = [
         Strike("scheduler", "kill", "starting engines", None),
         Strike("scheduler", "kill", "rollout", 2, 0.04),
         Strike("engine", "stop", "weight_sync", 3),
     ]
+    strikes = [*losses, Strike("grader", "kill", "rollout", 4)]
     run = disturbed_run(tmp_path, strikes)
     assert_healed(run, None, iterations=4)
     assert_same_run(four[0] / "small", run.folder)
     assert [row["strike"] for row in run.strikes] == [strike.name for strike in strikes]
-    assert len(run.faults) == 3
-    assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) == 3
-    for strike in run.strikes:
-        assert run.fault_after(strike)["noticed"] - strike["time"] < 20
+    assert len(run.faults) == len(losses)
+    assert sum(row.get("fault/engine_restarts_count", 0) for row in run.rows) == len(losses)
+    for strike in run.strikes[: len(losses)]:
+        assert run.fault_after(strike)["noticed"] - strike["time"] < 60  # a hang would be noticed after 300
     assert "engine 0 serves again" in run.output
 
 
