@@ -38,11 +38,20 @@ class WeightSender:
     """Every process of the actor has one. In a broadcast global rank 0 sends to all engines; where buffers are shared
     with the engines on the same devices, each process feeds its own."""
 
-    def __init__(self, policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, bucket_bytes: int):
+    def __init__(
+        self,
+        policy: Sequence[PolicyModel],
+        description: TrainableModel,
+        dtype: str,
+        bucket_bytes: int,
+        with_mtp: bool = False,
+    ) -> None:
+        """with_mtp: also the trained multi-token-prediction layer, with which engines draft."""
         self._policy = policy
+        self._with_mtp = with_mtp
         # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
-        self._description = replace(description, fused_experts=True)
-        self.plan = plan_buckets(export_plan(self._description, dtype), bucket_bytes)
+        self._description = replace(description, fused_experts=True, fused_mtp_experts=True)
+        self.plan = plan_buckets(export_plan(self._description, dtype, with_mtp=with_mtp), bucket_bytes)
         self._listener: Listener | None = None
         self._transport: WeightTransport | None = None
         self._senders: Mapping[int, WeightGroup] = {}
@@ -81,7 +90,8 @@ class WeightSender:
         start = time.perf_counter()
         if not self._senders or (self._transport is None and dist.get_rank() in self._senders):
             raise WeightSyncError("no weight group was joined: call begin_join_weight_groups before sending weights")
-        tensors = iter_export(self._policy, self._description, everywhere=set(self._senders) != {0})
+        everywhere = set(self._senders) != {0}
+        tensors = iter_export(self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp)
         sums: tuple[str, ...] = ()
         failure = ""
         if self._transport is not None:

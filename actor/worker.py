@@ -131,7 +131,11 @@ class ActorWorker:
         self._trainer = Trainer(trainer_options(self._config), self._clock)
         self._checkpointer = Checkpointer(self._trainer, self._config.checkpoint.keep)
         self._sender = WeightSender(
-            self._trainer.policy, self._trainer.description, actor.dtype, self._config.weight_sync.bucket_bytes
+            self._trainer.policy,
+            self._trainer.description,
+            actor.dtype,
+            self._config.weight_sync.bucket_bytes,
+            with_mtp=self._config.sends_draft_weights,
         )
         self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
         return () if self._gdn is None else (self._gdn.note,)

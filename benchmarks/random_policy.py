@@ -1,6 +1,7 @@
 """Policies of any size with random weights, written as Hugging Face folders without making a model first."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,20 +24,24 @@ _DRAWN = 16 * 2**20
 these weights can tell."""
 
 
-def save_random_policy(config: dict[str, Any], folder: Path, dtype: str) -> str:
+def save_random_policy(config: dict[str, Any], folder: Path, dtype: str, known_next: bool = False) -> str:
     """Write config.json, weights of standard deviation 0.02 and a byte tokenizer; returns the folder.
 
     config: a `config.json` of a family that the actor knows. Norms start at 1, or at 0 where they are zero-centred.
+    known_next: embedding and head tell one token after each, which then has a probability of about a half, and the
+    multi-token-prediction layer, where the model has one, looks at the embedding.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
     model = trainable_model(config)
     drawn = (torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
+    known = _known_next(model, getattr(torch, dtype)) if known_next else {}
     norm = 0.0 if model.zero_centered_norm else 1.0
 
     def write(shard: tuple[int, list[TensorSpec]]) -> dict[str, str]:
         index, specs = shard
-        return _write({spec.name: _tensor(spec, drawn, norm) for spec in specs}, folder, index)
+        plain = {spec.name: _tensor(spec, drawn, norm) for spec in specs}
+        return _write(plain | {name: tensor for name, tensor in known.items() if name in plain}, folder, index)
 
     with ThreadPoolExecutor(min(_WRITERS, os.cpu_count() or 1)) as pool:
         files = {
@@ -51,13 +56,26 @@ def _shards(model: TrainableModel, dtype: str) -> Iterator[list[TensorSpec]]:
     """All tensors in groups of about _SHARD_BYTES."""
     size = getattr(torch, dtype).itemsize
     shard: list[TensorSpec] = []
-    for spec in export_plan(model, dtype):
+    for spec in export_plan(model, dtype, with_mtp=model.mtp_layers > 0):
         shard.append(spec)
         if sum(one.elements for one in shard) * size > _SHARD_BYTES:
             yield shard
             shard = []
     if shard:
         yield shard
+
+
+def _known_next(model: TrainableModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors of an untied model by which the residual stream is the last token's embedding more than all else."""
+    vocabulary, hidden = model.vocab_size, model.hidden_size
+    generator = torch.Generator().manual_seed(1)
+    embedding = torch.randn(vocabulary, hidden, generator=generator)
+    head = torch.empty_like(embedding)
+    scale = 1.1 * math.log(1.5 * vocabulary) / hidden**0.5
+    head[torch.randperm(vocabulary, generator=generator)] = scale * torch.nn.functional.normalize(embedding, dim=-1)
+    looks = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), dim=1)
+    found = {f"{model.weight_prefix}embed_tokens.weight": embedding, "lm_head.weight": head, "mtp.fc.weight": looks}
+    return {name: tensor.to(dtype) for name, tensor in found.items()}
 
 
 def _tensor(spec: TensorSpec, drawn: torch.Tensor, norm: float) -> torch.Tensor:

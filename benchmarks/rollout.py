@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
+    python benchmarks/rollout.py --draft mtp [--policy FOLDER] [--concurrency 1 16 128]     a GPU; see engine_variants
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
 between requests, or streaming. Both engines live side by side (on a GPU both in its memory) and work one after the
@@ -29,6 +30,7 @@ import psutil
 import ray
 import torch
 import yaml
+from engine_variants import compare_variants
 from kernel_groups import print_groups, trace_times
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
@@ -139,7 +141,14 @@ def main() -> None:
     parser.add_argument("--hybrid-layers", type=int, default=0, help="of Qwen3.5-35B-A3B's shape; 0: a dense model")
     parser.add_argument("--sglang", action="append", default=[], metavar="KEY=VALUE", help="for both engines")
     parser.add_argument("--profile", action="store_true", help="raw SGLang's decoding by kind of kernel")
+    parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
+    parser.add_argument("--policy", help="with --draft: folder of the policy")
+    parser.add_argument("--steps", type=int, default=3, help="with --draft: tokens of a draft")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="with --draft: requests")
     options = parser.parse_args()
+    if options.draft:
+        compare_variants(options, {"draft": {"method": options.draft, "steps": options.steps}}, options.draft)
+        return
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
     given = dict(one.split("=", 1) for one in options.sglang)

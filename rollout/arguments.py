@@ -9,6 +9,7 @@ from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.engine_pools import EnginePools
 from rlpipe.shared.errors import ConfigError
+from rollout.draft_arguments import draft_arguments
 from rollout.engine_environment import DeviceKind
 from rollout.requests import SamplingParameters
 
@@ -30,6 +31,14 @@ _RESERVED = {
     "enable_multimodal": None,
     "enable_return_routed_experts": "algorithm.routing_replay",
     "enable_memory_saver": "ray.sleep",
+    "speculative_algorithm": "rollout.engine.draft.method",
+    "speculative_draft_model_path": "rollout.engine.draft.method",
+    "speculative_num_steps": "rollout.engine.draft.steps",
+    "speculative_eagle_topk": "rollout.engine.draft.topk",
+    "speculative_num_draft_tokens": "rollout.engine.draft.tokens",
+    "speculative_adaptive": "rollout.engine.draft.method",
+    "speculative_adaptive_config": "rollout.engine.draft.method",
+    "speculative_use_rejection_sampling": None,
     "nccl_port": None,
     "dist_init_addr": None,
 }
@@ -40,7 +49,8 @@ class EngineSetup:
     """All that one engine is started with.
 
     `request_tokens` is the longest prompt plus response of the run; `needs_tokenizer` is set when stop strings are
-    used; `verify_weights` asks for checksums of received weights; `instance` names the engine's temporary files;
+    used; `verify_weights` asks for checksums of received weights; `sends_draft`: updates hold the weights of the layer
+    that drafts, too; `instance` names the engine's temporary files;
     `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
     `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them;
     `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
@@ -59,6 +69,7 @@ class EngineSetup:
     log_path: str
     routes_shape: tuple[int, int] | None = None
     memory_saver: bool = False
+    sends_draft: bool = False
     devices: tuple[str, ...] = ()
     jit: JitConfig = JitConfig()
     warm_up: tuple[SamplingParameters, ...] = ()
@@ -89,7 +100,8 @@ def server_arguments(
     """
     check_argument_names(setup.engine.sglang, known)
     per_device = _cpu_arguments(setup, recurrent) if setup.device == "cpu" else _cuda_arguments(setup, pools)
-    return _common_arguments(setup) | per_device | setup.engine.sglang
+    drafting = draft_arguments(setup.engine, setup.model_path, setup.sends_draft)
+    return _common_arguments(setup) | per_device | drafting | setup.engine.sglang
 
 
 def kv_cache_tokens(setup: EngineSetup) -> int:
@@ -168,7 +180,8 @@ def _pool_arguments(engine: EngineConfig, pools: EnginePools | None) -> dict[str
     if pools.fits:
         states = {} if pools.states is None else {"max_mamba_cache_size": pools.states}
         return {"max_total_tokens": pools.kv_tokens} | states
-    ratio = {"mamba_full_memory_ratio": pools.states_bytes / pools.kv_bytes} if pools.states and pools.kv_bytes else {}
+    recurrent = pools.states_bytes + pools.verified_bytes
+    ratio = {"mamba_full_memory_ratio": recurrent / pools.kv_bytes} if pools.states and pools.kv_bytes else {}
     return {"max_total_tokens": engine.kv_cache_tokens} | ratio
 
 

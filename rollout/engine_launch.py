@@ -16,6 +16,7 @@ from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.remote import cluster_accelerator
 from rollout.arguments import EngineSetup
 from rollout.cleanup import engine_directory
+from rollout.draft_arguments import check_device
 from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.fleet import RunningEngine
 from rollout.requests import SamplingParameters
@@ -24,9 +25,10 @@ from rollout.requests import SamplingParameters
 def engine_setups(
     config: Config, model_path: str, placement: Any = None, log_directory: str | None = None
 ) -> list[EngineSetup]:
-    """Of all engines of `config`; see `RolloutPool.start`."""
+    """Of all engines of `config`; see `RolloutPool.start`. Raises ConfigError for what no engine on a CPU can do."""
     run = uuid.uuid4().hex[:8]
     device: DeviceKind = "cuda" if _gpus(placement) else "cpu"
+    check_device(device, config.rollout.engine)
     setups = [
         _setup(config, index, model_path, device, f"{run}e{index}", log_directory)
         for index in range(config.rollout.engines)
@@ -72,6 +74,7 @@ def _setup(
         request_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
         needs_tokenizer=config.uses_stop_strings,
         verify_weights=config.weight_sync.verify,
+        sends_draft=config.sends_draft_weights,
         memory_saver=device == "cuda" and config.ray.shares_memory(gpus=True),
         seed=config.seed,
         instance=instance,

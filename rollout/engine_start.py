@@ -12,6 +12,7 @@ from rlpipe.model.hub import model_folder
 from rlpipe.shared.replaced_parts import relies_on
 from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.draft_arguments import check_device, chosen_steps
 from rollout.failures import check_model_folder
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
@@ -33,6 +34,7 @@ def checked_setup(setup: EngineSetup) -> EngineSetup:
     setup = replace(setup, model_path=str(model_folder(setup.model_path)))
     check_sglang_version()
     check_model_folder(setup)
+    check_device(setup.device, setup.engine)
     if setup.device == "cpu":
         kv_memory.check(setup, kv_cache_tokens(setup))
     return setup
@@ -45,7 +47,9 @@ def prepare_process(setup: EngineSetup) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
     _redirect_output(setup.log_path, keep=setup.restart > 0)
     os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
-    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(unneeded_model_modules(setup.model_path))
+    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
+        unneeded_model_modules(setup.model_path, setup.engine.draft.predicts)
+    )
     _ignore_quit_signal()
     cleanup.avoid_named_semaphores()
     if setup.device == "cuda":
@@ -59,7 +63,9 @@ def sglang_arguments(setup: EngineSetup) -> tuple[dict[str, Any], tuple[str, ...
     pools = None if setup.device == "cpu" else kv_memory.gpu_pools(setup)
     kernels, notes = _supported_kernels(setup)
     known, recurrent = server_argument_names(), kv_memory.has_recurrent_states(setup)
-    return server_arguments(setup, known, pools, recurrent) | kernels, notes
+    steps = chosen_steps(setup.engine.draft, cleanup.engine_directory(setup.instance))
+    cache = {"disable_radix_cache": True} if kv_memory.forgets_drafted_prefixes(setup) else {}
+    return cache | server_arguments(setup, known, pools, recurrent) | kernels | steps, notes
 
 
 def _supported_kernels(setup: EngineSetup) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -1,9 +1,15 @@
 """How much an engine worked."""
 
 import time
+from itertools import zip_longest
 
 from rlpipe.shared.phases import Span
 from rollout.requests import EngineUsage
+
+
+def added_counts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Two histograms as one, as long as the longer of them."""
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
 
 
 class UsageClock:
@@ -19,6 +25,7 @@ class UsageClock:
         self._retractions = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
+        self._kept_drafts: tuple[int, ...] = ()
         self._keep_spans = False
         self._span_since = 0.0
         self._spans: list[Span] = []
@@ -50,8 +57,16 @@ class UsageClock:
         spans, self._spans = tuple(self._spans), []
         return spans
 
-    def count(self, tokens: int, retractions: int, prompt_tokens: int = 0, cached_tokens: int = 0) -> None:
+    def count(
+        self,
+        tokens: int,
+        retractions: int,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        kept_drafts: tuple[int, ...] = (),
+    ) -> None:
         """One finished request."""
+        self._kept_drafts = added_counts(self._kept_drafts, kept_drafts)
         self._tokens += tokens
         self._requests += 1
         self._retractions += retractions
@@ -74,7 +89,9 @@ class UsageClock:
             self._retractions,
             self._prompt_tokens,
             self._cached_tokens,
+            self._kept_drafts,
         )
         self._busy_seconds = 0.0
+        self._kept_drafts = ()
         self._tokens = self._requests = self._retractions = self._prompt_tokens = self._cached_tokens = 0
         return usage

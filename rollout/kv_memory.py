@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from rlpipe.estimate.engine_pools import EnginePools, needed_pools, pools_within
+from rlpipe.estimate.engine_pools import EnginePools, forgets_prefixes, needed_pools, pools_within
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ResourceError
 from rollout.arguments import EngineSetup, running_slots
@@ -35,6 +35,11 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     weights = sum(file.stat().st_size for file in Path(setup.model_path).glob("*.safetensors"))
     room = size * setup.engine.memory_share - weights / setup.engine.tensor_parallel
     return pools_within(_needed(setup), int(room))
+
+
+def forgets_drafted_prefixes(setup: EngineSetup) -> bool:
+    """Whether the engine must do without a cache of prefixes because it drafts."""
+    return forgets_prefixes(setup.engine, describe_model(setup.model_path).architecture)
 
 
 def has_recurrent_states(setup: EngineSetup) -> bool:

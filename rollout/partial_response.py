@@ -58,17 +58,39 @@ def first_tokens(spans: tuple[VersionSpan, ...], tokens: int) -> tuple[VersionSp
     return merged_spans(tuple(kept))
 
 
+def without_overshoot(
+    response: PartialResponse, status: Status, since: int, end_ids: Collection[int], limit_tokens: int
+) -> tuple[PartialResponse, Status]:
+    """A response of which several tokens came at once, without those behind its end.
+
+    SGLang cuts them off itself, unless the limit or an abort came with the same tokens: then it looks no further for
+    a token of `end_ids`. since: tokens that were looked at before.
+    """
+    new = response.token_ids[since:]
+    end = next((since + place + 1 for place, token in enumerate(new) if token in end_ids), None)
+    keep = min(len(response.token_ids), limit_tokens, *(() if end is None else (end,)))
+    if keep == len(response.token_ids):
+        return response, status
+    return response.shortened(len(response.token_ids) - keep), (Status.COMPLETED if keep == end else Status.TRUNCATED)
+
+
 def interrupted(
-    partial: PartialResponse, end_ids: Collection[int], stop: tuple[str, ...], limit_tokens: int
+    partial: PartialResponse,
+    end_ids: Collection[int],
+    stop: tuple[str, ...],
+    limit_tokens: int,
+    tokens_at_once: int = 1,
 ) -> tuple[PartialResponse, Status]:
     """What of an aborted response can go on, or how it has in truth ended.
 
     An abort hides the reason for which the last token would have ended the response: a token of `end_ids`, or the
     limit. A stop string may lie across the interruption, and the engine looks for it among new tokens only: as many
-    tokens as the longest one has characters are taken back, and sampled again.
+    tokens as the longest one has characters are taken back, and sampled again; where several tokens come at once
+    (`tokens_at_once`), none of the last ones was looked at.
     """
     if partial.token_ids and partial.token_ids[-1] in end_ids:
         return partial, Status.COMPLETED
     if len(partial.token_ids) >= limit_tokens:
         return partial, Status.TRUNCATED
-    return partial.shortened(max(map(len, stop), default=0)), Status.ABORTED
+    taken_back = max(map(len, stop)) + tokens_at_once - 1 if stop else 0
+    return partial.shortened(taken_back), Status.ABORTED

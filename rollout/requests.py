@@ -117,7 +117,7 @@ class Generation:
     top-p filtering (at temperature 0: softmax(logits)). `seconds` runs from the engine's receipt of the request to its
     last token. `retractions` counts how often a full KV pool made the engine start the request over. `prompt_tokens`
     were read before the first new token, with what was partial and once more after each interruption; `cached_tokens`
-    of them needed no computing.
+    of them needed no computing. `kept_drafts`: entry k counts the verified passes in which k drafted tokens were kept.
     """
 
     request_id: str
@@ -131,6 +131,7 @@ class Generation:
     routes: Routes | None = field(default=None, compare=False)
     prompt_tokens: int = field(default=0, compare=False)
     cached_tokens: int = field(default=0, compare=False)
+    kept_drafts: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def partial(self) -> PartialResponse:
@@ -156,8 +157,8 @@ class EngineHealth:
 class EngineUsage:
     """Work of one engine in the `interval_seconds` since the last time it was asked.
 
-    Busy means that at least one request was running. `prompt_tokens` and `cached_tokens` are those of the requests'
-    `Generation`s. `first_token_time` is the wall-clock time (of `time.time`) of the
+    Busy means that at least one request was running. `prompt_tokens`, `cached_tokens` and `kept_drafts` are those of
+    the requests' `Generation`s. `first_token_time` is the wall-clock time (of `time.time`) of the
     engine's first token since it started; None before.
     """
 
@@ -169,6 +170,7 @@ class EngineUsage:
     retractions: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kept_drafts: tuple[int, ...] = ()
     first_token_time: float | None = None
 
     @property

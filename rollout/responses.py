@@ -12,9 +12,9 @@ from rlpipe.shared.expert_routes import Routes
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup
-from rollout.engine_usage import UsageClock
+from rollout.engine_usage import UsageClock, added_counts
 from rollout.healing import Pulse
-from rollout.partial_response import PartialResponse, interrupted
+from rollout.partial_response import PartialResponse, interrupted, without_overshoot
 from rollout.pause import GenerationPause
 from rollout.progress import Progress
 from rollout.reported_routes import decoded_routes
@@ -44,12 +44,14 @@ class _Work:
     retractions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kept_drafts: tuple[int, ...] = ()
 
     def with_more(self, more: "_Work") -> "_Work":
         return _Work(
             self.retractions + more.retractions,
             self.prompt_tokens + more.prompt_tokens,
             self.cached_tokens + more.cached_tokens,
+            added_counts(self.kept_drafts, more.kept_drafts),
         )
 
 
@@ -69,6 +71,7 @@ class ResponseWriter:
         caches = not self._manager.server_args.disable_radix_cache
         self._prompts = SharedPrompts(self._prefill if caches else None)
         self._aborts = 0
+        self._tokens_at_once = setup.engine.draft.verified_tokens
         self.version = 0
         self.kv_cache_tokens: int = sglang._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
         # SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens).
@@ -109,7 +112,7 @@ class ResponseWriter:
                 partial, status, more = await self._ask(request, partial)
             work = work.with_more(more)
             if status is Status.ABORTED:
-                partial, status = interrupted(partial, ends, request.sampling.stop, limit)
+                partial, status = interrupted(partial, ends, request.sampling.stop, limit, self._tokens_at_once)
         return Generation(
             request_id=request.request_id,
             token_ids=partial.token_ids,
@@ -122,6 +125,7 @@ class ResponseWriter:
             routes=partial.routes,
             prompt_tokens=work.prompt_tokens,
             cached_tokens=work.cached_tokens,
+            kept_drafts=work.kept_drafts,
         )
 
     def interrupt(self) -> None:
@@ -194,11 +198,16 @@ class ResponseWriter:
         read, retractions = len(request.prompt_ids) + len(partial.token_ids), meta.get("num_retractions", 0)
         cached = max(0, meta.get("cached_tokens", 0) - prefilled_tokens)
         # One without a token was aborted before anything was computed for it.
-        work = _Work(retractions, read, cached) if token_ids else _Work(retractions)
-        self._usage.count(len(token_ids), work.retractions, work.prompt_tokens, work.cached_tokens)
+        kept_drafts = tuple(meta.get("spec_correct_drafts_histogram", ()))
+        work = _Work(retractions, read, cached, kept_drafts) if token_ids else _Work(retractions)
+        self._usage.count(len(token_ids), work.retractions, work.prompt_tokens, work.cached_tokens, work.kept_drafts)
         routes = self._routes(request, partial, answer)
         extended = partial.extended(token_ids, logprobs, self.version, routes)
-        return extended, _STATUS[meta["finish_reason"]["type"]], work
+        status = _STATUS[meta["finish_reason"]["type"]]
+        if self._tokens_at_once > 1:
+            ends, limit = self._end_ids(request.sampling), request.sampling.max_new_tokens
+            extended, status = without_overshoot(extended, status, len(partial.token_ids), ends, limit)
+        return extended, status, work
 
     def _routes(self, request: GenerateRequest, partial: PartialResponse, answer: dict[str, Any]) -> Routes | None:
         """Routes of the whole sequence. Raises EngineFailure when SGLang leaves out some."""

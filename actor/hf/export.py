@@ -25,7 +25,7 @@ def iter_export(
     The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
     `everywhere`) and None elsewhere; it may be a view of the live parameter. Only one parameter is gathered at a time.
     A weight with an adapter comes merged with it; its own stays as it is.
-    with_mtp: also the trained multi-token-prediction layer, which rollout engines do not need.
+    with_mtp: also the trained multi-token-prediction layer, which rollout engines need to draft with, and not else.
     """
     entries = [
         entry for entry in table_of(chunks, model) if entry.copy_of is None and (with_mtp or entry.layer != "mtp")

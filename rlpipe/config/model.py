@@ -1,8 +1,8 @@
 """The policy, and what a run may make before it starts: a tiny policy, a generated task."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlpipe.config.base import Section
 
@@ -50,6 +50,19 @@ class TinyPolicyConfig(Section):
 
     expert_intermediate_size: int = Field(64, ge=8, le=2**20)
     """Width of an expert, and of the shared expert."""
+
+    prediction_layer: bool = False
+    """Also a random multi-token-prediction layer, to be trained (`actor.train_mtp`) and to draft with; of the
+    architecture `qwen3_5_moe`."""
+
+    @model_validator(mode="after")
+    def _the_architecture_has_a_prediction_layer(self) -> Self:
+        if self.prediction_layer and self.architecture != "qwen3_5_moe":
+            raise ValueError(
+                f"prepare.policy.prediction_layer is on, but the architecture is {self.architecture!r}, which has none:"
+                " set it to 'qwen3_5_moe', or prediction_layer to false"
+            )
+        return self
 
 
 class ArithmeticTaskConfig(Section):

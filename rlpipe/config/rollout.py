@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from rlpipe.config.agents import AgentConfig
 from rlpipe.config.base import Section
+from rlpipe.config.draft import DraftConfig
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.shared.errors import ConfigError
 
@@ -59,6 +60,9 @@ class EngineConfig(Section):
     deterministic: bool = True
     """Derive each sample's random numbers from its id alone, and compute it alike in every batch (docs/determinism.md).
     Costs nothing on a CPU, and speed on a GPU."""
+
+    draft: DraftConfig = DraftConfig()
+    """Speculative decoding."""
 
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `sglang.srt.server_args.ServerArgs`, by their name there."""

@@ -88,6 +88,11 @@ class Config(Section):
         return bool(self.rollout.sampling.stop) or any(overrides) or not self.rollout.generate.is_single_turn
 
     @property
+    def sends_draft_weights(self) -> bool:
+        """Whether weight updates hold the multi-token-prediction layer: engines draft with it, and it is trained."""
+        return self.rollout.engine.draft.predicts and self.actor.train_mtp
+
+    @property
     def best_metric(self) -> str:
         """Metric by which the best policy is chosen."""
         return self.checkpoint.best_metric or f"eval/{self.eval.datasets[0].name}/accuracy"

@@ -1,6 +1,6 @@
 """What of an engine's memory its KV pool and its recurrent states need, and how they share what there is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
@@ -21,6 +21,7 @@ class EnginePools:
     """Capacities of one engine, and bytes of one token and of one state on each of its devices.
 
     states: slots for recurrent states; None without Gated DeltaNet layers.
+    verified_bytes: of the states after each drafted token, which are kept until it is known how many stay.
     fits: they hold everything that the requests running at a time can need, so no request ever waits for memory.
     """
 
@@ -29,6 +30,7 @@ class EnginePools:
     token_bytes: int
     state_bytes: int
     fits: bool
+    verified_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -47,33 +49,44 @@ def needed_pools(shape: ModelShape, engine: EngineConfig, architecture: str, req
     element = {"float32": 4, "bfloat16": 2}[engine.dtype]
     attention = [layer.mixer for layer in shape.layers if isinstance(layer.mixer, GroupedQueryAttention)]
     recurrent = [layer.mixer for layer in shape.layers if isinstance(layer.mixer, GatedDeltaNet)]
-    token_bytes = sum(2 * mixer.key_value_heads * mixer.head_dim * element for mixer in attention)
+    drafting = attention[-1:] if engine.draft.predicts else []  # the prediction layer has keys and values of its own
+    token_bytes = sum(2 * mixer.key_value_heads * mixer.head_dim * element for mixer in (*attention, *drafting))
     shared_by = min(engine.tensor_parallel, min((mixer.key_value_heads for mixer in attention), default=1))
     state_bytes = sum(_state_bytes(mixer, element) for mixer in recurrent) // engine.tensor_parallel
     states = engine.sglang.get("max_mamba_cache_size") or requests * states_per_request(engine, architecture)
+    verified, replayed = engine.draft.verified_tokens, engine.sglang.get("enable_linear_replayssm_spec")
+    # SGLang takes room for two passes ahead (`get_alloc_reserve_per_decode`).
+    ahead = 2 * max(verified, engine.draft.steps * engine.draft.branches) if verified > 1 else 0
     return EnginePools(
-        kv_tokens=engine.kv_cache_tokens or requests * (tokens + _SPARE_TOKENS),
+        kv_tokens=engine.kv_cache_tokens or requests * (tokens + _SPARE_TOKENS + ahead),
         states=int(states) if recurrent else None,
         token_bytes=max(1, token_bytes // shared_by),
         state_bytes=state_bytes,
         fits=True,
+        verified_bytes=(requests + 1) * verified * state_bytes if verified > 1 and not replayed else 0,
     )
 
 
 def pools_within(needed: EnginePools, room_bytes: int) -> EnginePools:
     """`needed` where it fits into `room_bytes` of a device, otherwise both pools smaller by the same factor."""
-    room = max(0, int(room_bytes * _FITS_SHARE))
+    room = max(0, int(room_bytes * _FITS_SHARE) - needed.verified_bytes)
     wanted = needed.kv_bytes + needed.states_bytes
     if wanted <= room:
         return needed
     factor = room / wanted
     states = None if needed.states is None else int(needed.states * factor)
-    return EnginePools(int(needed.kv_tokens * factor), states, needed.token_bytes, needed.state_bytes, fits=False)
+    return replace(needed, kv_tokens=int(needed.kv_tokens * factor), states=states, fits=False)
+
+
+def forgets_prefixes(engine: EngineConfig, architecture: str) -> bool:
+    """Whether drafts cost the cache of prefixes: a state that has run ahead must not be kept, and SGLang looks after
+    that for Qwen3-Next and the vision-language forms of Qwen3.5 alone."""
+    return engine.draft.predicts and architecture.startswith("Qwen3_5") and architecture.endswith("ForCausalLM")
 
 
 def states_per_request(engine: EngineConfig, architecture: str) -> int:
     """Slots for recurrent states for each running request, by SGLang's rule."""
-    if engine.sglang.get("disable_radix_cache"):
+    if engine.sglang.get("disable_radix_cache", forgets_prefixes(engine, architecture)):
         return 1
     strategy = engine.sglang.get("mamba_radix_cache_strategy", "auto")
     if strategy == "auto" and architecture.endswith("ForConditionalGeneration"):

@@ -9,7 +9,7 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
-from rlpipe.estimate.parameters import Parameters, model_parameters, stage_parameters
+from rlpipe.estimate.parameters import Parameters, model_parameters, prediction_parameters, stage_parameters
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.trained import UntrainedWork
@@ -164,6 +164,8 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         return Engine({}, 0, None, 0)
     engine = config.rollout.engine
     weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
+    drafting = prediction_parameters(model.shape).total if engine.draft.predicts else 0
+    drafting = drafting * _BYTES[engine.dtype] // engine.tensor_parallel
     longest = config.longest_sequence_tokens
     requests = engine.max_running_requests
     if not cluster.gpus:
@@ -171,13 +173,20 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         pools = needed_pools(model.shape, cached, model.architecture, requests, longest)
         workspace = {}
     else:
-        room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights
+        room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights - drafting
         pools = pools_within(needed_pools(model.shape, engine, model.architecture, requests + 1, longest), room)
         workspace = {"graphs and workspace": _ENGINE_WORKSPACE}
     running = min(requests, pools.kv_tokens // longest)
     if pools.states is not None and cluster.gpus:
         running = min(running, pools.states // states_per_request(engine, model.architecture))
-    parts = {"parameters": weights, "KV pool": pools.kv_bytes, "GDN states": pools.states_bytes, **workspace}
+    parts = {
+        "parameters": weights,
+        "prediction layer": drafting,
+        "KV pool": pools.kv_bytes,
+        "GDN states": pools.states_bytes,
+        "states of drafts": pools.verified_bytes,
+        **workspace,
+    }
     return Engine(_present(parts), pools.kv_tokens, pools.states, running)
 
 

@@ -39,6 +39,12 @@ def model_parameters(shape: ModelShape, tied: bool) -> Parameters:
     return layers + embedding_parameters(shape) + (Parameters() if tied else embedding_parameters(shape))
 
 
+def prediction_parameters(shape: ModelShape) -> Parameters:
+    """Of one multi-token-prediction layer: a layer like the last one, a projection of twice the width, three norms."""
+    hidden = shape.hidden_size
+    return layer_parameters(shape.layers[-1], hidden) + Parameters(tensor=2 * hidden**2, whole=3 * hidden)
+
+
 def stage_parameters(shape: ModelShape, tied: bool, pipeline: int) -> Parameters:
     """Of the largest pipeline stage: the one with the embedding or the head."""
     if pipeline == 1:

@@ -1,12 +1,15 @@
 """What engines would refuse when they start, or in the middle of a run, said before anything starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlpipe.config.root import Config
 from rlpipe.model.actor_checks import check_engine_layout
 from rlpipe.model.description import ModelDescription
+from rlpipe.model.draft_checks import check_drafts
 from rlpipe.model.hub import model_folder
-from rlpipe.model.model_reader import describe_model, end_tokens
+from rlpipe.model.model_reader import PREDICTION_TENSOR, describe_model, end_tokens
+from rlpipe.model.weight_checks import tensor_files
 from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, check_argument_names
 from rollout.sglang_source import declared_server_arguments
@@ -17,9 +20,10 @@ _LAYOUT_ARGUMENTS = frozenset({"enable_dp_attention", "dp_size", "ep_size", "moe
 
 def check_engines(config: Config) -> None:
     """Raise RlpipeError for arguments that SGLang lacks, for responses that the model's context cannot hold, for sizes
-    that an engine's ranks do not divide, and for a model whose responses could not end.
+    that an engine's ranks do not divide, for drafts that the model cannot make, and for a model whose responses could
+    not end.
 
-    Reads the model folder's configurations alone.
+    Reads the model folder's configurations, and of its weights the names.
     """
     if config.rollout.engine.sglang:
         check_argument_names(config.rollout.engine.sglang, declared_server_arguments())
@@ -27,6 +31,7 @@ def check_engines(config: Config) -> None:
     model = describe_model(folder)
     _check_context(config, model, folder)
     _check_stop_tokens(config, model, folder)
+    _check_drafts(config, model, folder)
     if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
         check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}
@@ -60,6 +65,20 @@ def _check_context(config: Config, model: ModelDescription, folder: Path) -> Non
         raise ConfigError(
             f"rollout.engine.kv_cache_tokens is {cache}, too few for one sequence of up to {longest} tokens "
             f"(data.max_prompt_tokens + max_response_tokens) and {CONTEXT_RESERVE_TOKENS} more: raise it"
+        )
+
+
+def _check_drafts(config: Config, model: ModelDescription, folder: Path) -> None:
+    draft = config.rollout.engine.draft
+    stored = draft.predicts and PREDICTION_TENSOR in tensor_files(folder)
+    if stored and not model.mtp_layers:
+        model = replace(model, mtp_layers=1)
+    check_drafts(model, draft, config.algorithm.routing_replay)
+    if draft.predicts and not stored:
+        raise ModelError(
+            f"{folder} has a multi-token-prediction layer in its config.json, but not in its weights "
+            f"({PREDICTION_TENSOR}), so rollout.engine.draft.method {draft.method!r} has nothing to draft with: take a "
+            "folder that holds them, or set it to 'ngram' or 'off'"
         )
 
 

@@ -23,7 +23,10 @@ from rlpipe.model.weight_checks import tensor_files
 from rlpipe.shared.errors import ModelError
 
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "mtp_num_layers")
-_MTP_TENSOR = "mtp.fc.weight"  # Qwen3-Next's configuration does not say that its weights hold a prediction layer
+PREDICTION_TENSOR = "mtp.fc.weight"
+"""Of a multi-token-prediction layer. Qwen3-Next's configuration does not say that its weights hold one."""
+
+
 _FUSED_EXPERTS = ".mlp.experts.gate_up_proj"
 
 
@@ -95,7 +98,7 @@ def _describe(file: ConfigFile, stored: frozenset[str]) -> ModelDescription:
         tied_embeddings=top.boolean("tie_word_embeddings", False),  # never the text's: so do transformers and SGLang
         max_positions=text.integer("max_position_embeddings") if text.has("max_position_embeddings") else None,
         end_tokens=file.end_tokens,
-        mtp_layers=int(_MTP_TENSOR in stored) if mtp_layers is None else mtp_layers,
+        mtp_layers=int(PREDICTION_TENSOR in stored) if mtp_layers is None else mtp_layers,
         vision=_vision_tower(top, file.place, family),
     )
     text.refuse_unread(model.model_type)

@@ -160,6 +160,22 @@ _DECLARED = [
         "count",
         "turns of conversations that left their engine, which was lost or overloaded",
     ),
+    Metric(
+        "rollout/draft_pass_tokens",
+        "tokens",
+        "tokens of a response from a pass that verified its drafts, with the one that is sampled anyway; 1 without use",
+    ),
+    Metric("rollout/draft_kept_share", "share", "share of the prediction layer's drafts that were kept"),
+    Metric(
+        "rollout/draft_kept_{position}_share",
+        "share",
+        "share of passes whose draft was kept up to this position at least",
+    ),
+    Metric(
+        "rollout/draft_break_even_tokens",
+        "tokens",
+        "what a pass must give for drafts to cost no time with few requests at a time, estimated",
+    ),
     Metric("advantage/groups_count", "count", "groups that advantages were computed from"),
     Metric("advantage/failed_samples_count", "count", "episodes left out because generation failed"),
     Metric("advantage/singleton_groups_count", "count", "groups with one episode left, whose advantage is 0"),

@@ -1,11 +1,14 @@
 """A tiny policy with random weights in Hugging Face layout."""
 
+import copy
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -41,10 +44,13 @@ def make_tiny_policy(shape: TinyPolicyConfig, folder: Path, seed: int) -> None:
         torch.manual_seed(seed)
         model = build(shape, _common(shape, tokenizer))
         _fill_padding_row(model)
+        drafting = _prediction_layer(model) if shape.prediction_layer else None
     partial = folder.with_name(folder.name + ".partial")
     disable_progress_bar()  # a library-wide switch; a bar for one small file is noise
     with written_whole(partial):
         model.save_pretrained(partial)
+        if drafting is not None:
+            _add_prediction_layer(partial, drafting)
         tokenizer.save_pretrained(partial)
         _add_full_attention_interval(partial / "config.json")
         partial.rename(folder)
@@ -108,6 +114,31 @@ def _qwen3_5_moe(shape: TinyPolicyConfig, common: dict[str, Any]) -> PreTrainedM
         linear_conv_kernel_dim=4,
     )
     return Qwen3_5MoeForCausalLM(_checked(config))
+
+
+def _prediction_layer(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of one layer of softmax attention, which is what a multi-token-prediction layer is but for its input."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    return type(model)(config)
+
+
+def _add_prediction_layer(folder: Path, layer: PreTrainedModel) -> None:
+    """Its tensors beside the policy's, under the names of Qwen3.5's checkpoints, and its number in config.json."""
+    with tempfile.TemporaryDirectory() as own:
+        layer.save_pretrained(own)
+        made = load_file(Path(own) / "model.safetensors")
+    parts = ("model.layers.0.", "model.norm.")
+    added = {name.replace("model.", "mtp.", 1): tensor for name, tensor in made.items() if name.startswith(parts)}
+    hidden, spread = layer.config.hidden_size, layer.config.initializer_range
+    for name in ("embedding", "hidden"):
+        added[f"mtp.pre_fc_norm_{name}.weight"] = torch.zeros(hidden)
+    generator = torch.Generator().manual_seed(hidden)
+    added["mtp.fc.weight"] = torch.randn(hidden, 2 * hidden, generator=generator) * spread
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | added, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}, indent=2) + "\n")
 
 
 def _checked(config: PretrainedConfig) -> PretrainedConfig:

@@ -14,6 +14,7 @@ from rlpipe.monitoring.metric_dictionary import reduce_over_ranks
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.training.efficiency import policy_work, rollout_rate_per_gpu, training_metrics
 from rlpipe.training.iteration import IterationRecord
+from rlpipe.training.summaries import draft_warnings
 from rlpipe.training.trace import write_trace
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Measurement:
         self._write_events(record.number, reports)
         warnings = [f"{report.worker}: {alarm}" for report in reports for alarm in report.alarms]
         warnings += [f"{report.worker}: {stall.headline}" for report in reports for stall in report.stalls]
+        warnings += draft_warnings(record.metrics)
         for warning in warnings[:_MOST_WARNINGS]:
             self._console.say(f"warning: {warning}")
         if len(warnings) > _MOST_WARNINGS:

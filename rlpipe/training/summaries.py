@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from rlpipe.config.root import Config
 from rlpipe.generation.group_source import Batch
+from rlpipe.model.draft_checks import break_even_tokens
+from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 from rlpipe.training.episode_metrics import episode_metrics
 from rollout.dispatch import RoutingCounts
@@ -90,6 +93,41 @@ def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, 
         **{name: rate for name, rate in rates.items() if rate},
         **batch.metrics,
     }
+
+
+def draft_metrics(usage: Sequence[EngineUsage], config: Config) -> dict[str, float]:
+    """How many drafted tokens engines kept; empty where none drafted."""
+    passes: dict[int, int] = {}
+    for one in usage:
+        for kept, count in enumerate(one.kept_drafts):
+            passes[kept] = passes.get(kept, 0) + count
+    total = sum(passes.values())
+    if not total:
+        return {}
+    draft = config.rollout.engine.draft
+    deepest = max(passes)
+    at_least = [sum(count for kept, count in passes.items() if kept > place) / total for place in range(deepest)]
+    metrics = {
+        "rollout/draft_pass_tokens": 1.0 + sum(kept * count for kept, count in passes.items()) / total,
+        **{f"rollout/draft_kept_{place + 1}_share": share for place, share in enumerate(at_least)},
+    }
+    if draft.predicts:
+        metrics["rollout/draft_kept_share"] = sum(at_least) / draft.steps
+    if draft.method == "mtp":
+        metrics["rollout/draft_break_even_tokens"] = break_even_tokens(describe_model(config.model.path), draft)
+    return metrics
+
+
+def draft_warnings(metrics: Mapping[str, float]) -> list[str]:
+    """Whether drafts cost more than they bring, of an iteration's metrics; `auto` leaves them out by itself then."""
+    pass_tokens, break_even = metrics.get("rollout/draft_pass_tokens"), metrics.get("rollout/draft_break_even_tokens")
+    if pass_tokens is None or break_even is None or pass_tokens >= break_even:
+        return []
+    return [
+        f"drafts slow generation down: a verified pass gives {pass_tokens:.2f} tokens, and it would take "
+        f"{break_even:.2f} to make up for drafting; set rollout.engine.draft.method to 'auto' or 'off', lower "
+        "draft.steps, or train the prediction layer (actor.train_mtp)"
+    ]
 
 
 def cache_metrics(usage: Sequence[EngineUsage], routing: RoutingCounts) -> dict[str, float]:

@@ -11,6 +11,7 @@ from rlpipe.training.opening import Opening
 from rlpipe.training.session import Session, open_run, open_session
 from rlpipe.training.summaries import (
     cache_metrics,
+    draft_metrics,
     fault_metrics,
     generation_metrics,
     rollout_metrics,
@@ -60,6 +61,7 @@ def _iterate(run: Session) -> None:
                 usage = run.pool.take_usage()
                 step.add(generation_metrics(batch, usage))
                 step.add(cache_metrics(usage, run.rollouts.take_routing()))
+                step.add(draft_metrics(usage, run.config))
                 if iteration == run.start.iteration + 1:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())

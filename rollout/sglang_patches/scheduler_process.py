@@ -6,8 +6,9 @@ from typing import Any
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
-from rollout.sglang_patches import first_token
+from rollout.sglang_patches import draft_choice, draft_verification, first_token
 from rollout.sglang_patches.sglang_version import check_sglang_version
+from rollout.weights import drafting_model
 from rollout.weights import receiver as weight_receiver
 
 replaces(
@@ -30,4 +31,18 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
+    _install_drafting(arguments[0] if arguments else keywords["server_args"])
     run_scheduler_process(*arguments, **keywords)
+
+
+def _install_drafting(server_arguments: Any) -> None:
+    """What an engine with drafts does differently; SGLang's ServerArgs say whether it has them."""
+    if server_arguments.speculative_algorithm is None:
+        return
+    if server_arguments.speculative_algorithm == "NGRAM":
+        draft_verification.install("ngram_worker")
+        return
+    draft_verification.install("eagle_worker_common")
+    drafting_model.install()
+    if server_arguments.speculative_adaptive:
+        draft_choice.install()

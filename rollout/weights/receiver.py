@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum
+from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
 from rollout.weights.update_messages import Answer, RankAnswer, plan_of
 
@@ -115,21 +116,20 @@ def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: st
     source: WeightSource = updater._model_update_group[group_name]
     verify = os.environ.get(VERIFY_VARIABLE) == "1"
     checksums: list[str] = []
+    model = with_drafting_model(updater.get_model())
     for number, bucket in enumerate(plan):
         sizes = [tensor.elements for tensor in bucket]
         try:
             with source.bucket(sum(sizes), getattr(torch, bucket[0].dtype)) as flat:
                 pieces = zip(bucket, flat.split(sizes), strict=True)
-                source.loader.load(
-                    updater.get_model(), [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
-                )
+                source.loader.load(model, [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces])
                 if verify:
                     checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
             where = f"bucket {number}, which starts with {bucket[0].name!r}"
             return RankAnswer(failure=f"{where}: {type(error).__name__}: {error}")
     try:
-        source.loader.finish(updater.get_model())
+        source.loader.finish(model)
     except Exception as error:
         return RankAnswer(failure=f"small tensors: {type(error).__name__}: {error}")
     return RankAnswer(tuple(checksums))

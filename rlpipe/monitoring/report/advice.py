@@ -139,6 +139,12 @@ def _quality(means: dict[str, float]) -> list[str]:
         sentences.append(
             f"SGLang and Megatron differ by {mismatch:.3f} nats a token on average: see docs/determinism.md."
         )
+    pass_tokens = means.get("rollout/draft_pass_tokens", 0.0)
+    if pass_tokens < means.get("rollout/draft_break_even_tokens", 0.0):
+        sentences.append(
+            f"A verified draft gave {pass_tokens:.2f} tokens on average, fewer than drafting costs: set "
+            "rollout.engine.draft.method to auto or off, or train the prediction layer."
+        )
     groups = means.get("advantage/groups_count", 0.0)
     equal = means.get("rollout/equal_reward_groups_count", 0.0)
     if groups and equal / groups > _EQUAL_GROUPS_SHARE:

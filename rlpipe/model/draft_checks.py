@@ -1,0 +1,51 @@
+"""What of speculative decoding a model cannot do, and what drafts must bring to be worth their cost. Pure."""
+
+from rlpipe.config.draft import DraftConfig
+from rlpipe.model.description import ModelDescription
+from rlpipe.shared.errors import ModelError
+
+# Of what config.json calls them; SGLang has a drafting form of no other that has a prediction layer.
+_DRAFTING = ("Qwen3NextForCausalLM", "Qwen3_5")
+
+
+def check_drafts(model: ModelDescription, draft: DraftConfig, routing_replay: bool = False) -> None:
+    """Raise ModelError for a `draft` that engines with `model` could not make or verify."""
+    if draft.method == "off":
+        return
+    where = f"rollout.engine.draft.method is {draft.method!r}, but"
+    if draft.predicts and model.mtp_layers != 1:
+        raise ModelError(
+            f"{where} {model.architecture} has {model.mtp_layers} multi-token-prediction layers (it takes 1): set it "
+            "to 'ngram' or 'off'"
+        )
+    if draft.predicts and not model.architecture.startswith(_DRAFTING):
+        raise ModelError(
+            f"{where} SGLang cannot draft with the prediction layer of {model.architecture}: set it to 'ngram' or 'off'"
+        )
+    if draft.branches > 1 and model.gated_delta_net is not None:
+        kind = "n-grams make" if draft.method == "ngram" else f"topk {draft.topk} makes"
+        raise ModelError(
+            f"{where} {kind} trees of drafts, which are not verified through the Gated DeltaNet layers of "
+            f"{model.architecture}: set it to 'mtp' with topk 1, or to 'off'"
+        )
+    if draft.method == "ngram" and routing_replay:
+        raise ModelError(
+            f"{where} SGLang does not return the experts of tokens that an n-gram drafted, which "
+            "algorithm.routing_replay needs: set it to 'mtp' or 'off'"
+        )
+
+
+def break_even_tokens(model: ModelDescription, draft: DraftConfig) -> float:
+    """Tokens that a verified draft must give on average to be no slower than decoding them one by one, 1 or more.
+
+    An estimate for few requests at a time, when a pass takes as long as its weights take to be read: a pass of the
+    model, with its head, and each step of the prediction layer, with the same head. With many requests verifying
+    computes more, too, and the real figure is higher.
+    """
+    if not draft.predicts:
+        return 1.0
+    shape = model.shape
+    layers = [layer.mixer.weights_flops + layer.feed_forward.weights_flops for layer in shape.layers]
+    drafting = [layer.mixer.weights_flops + layer.feed_forward.weights_flops for layer in shape.layers[-1:]]
+    a_step = sum(drafting) + shape.mtp_projection_flops + shape.head_flops
+    return 1.0 + draft.steps * a_step / (sum(layers) + shape.head_flops)

@@ -1,0 +1,148 @@
+"""Whether to draft at a batch size, by what was measured there: in place of SGLang's choice by acceptance alone, which
+does not know what a draft costs."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlpipe.shared.replaced_parts import replaces
+
+replaces(
+    "sglang.srt.speculative.adaptive_runtime_state:AdaptiveSpeculativeParams",
+    why="it raises and lowers steps by how many drafts are kept, whatever they cost at the batch size",
+    drop_when="SGLang measures tokens per second with and without drafts",
+)
+
+_TRIAL_PASSES = 32
+_HELD_PASSES = 2048
+_SETTLING_PASSES = 4
+"""After a change: the pass under way still has the steps of before, and graphs are warm from the next ones on."""
+_INTERRUPTED_RATIO = 3.0
+"""An interval so many times the usual one had more in it than a pass: prompts, an update, nothing to do."""
+_GAIN = 1.03
+_SMOOTHING = 0.1
+
+
+def install() -> None:
+    """Call in a scheduler process of an engine whose drafts are `auto`."""
+    from sglang.srt.speculative import adaptive_runtime_state
+
+    adaptive_runtime_state.AdaptiveSpeculativeParams = MeasuredSteps
+
+
+@dataclass
+class _Measured:
+    """Passes with one number of steps. seconds, tokens: of a pass, smoothed."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+
+    def note(self, seconds: float, tokens: float) -> None:
+        if not self.seconds:
+            self.seconds, self.tokens = seconds, tokens
+        elif seconds < _INTERRUPTED_RATIO * self.seconds:
+            self.seconds += _SMOOTHING * (seconds - self.seconds)
+            self.tokens += _SMOOTHING * (tokens - self.tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class SizeChoice:
+    """The steps of one class of batch sizes: both candidates are tried, the faster one is held, then the other is
+    tried again. What happens when depends on counts of passes alone, so that all ranks do the same; `agree` gives the
+    choice of rank 0."""
+
+    candidates: Sequence[int]
+    agree: Callable[[int], int]
+    current: int = 0
+    _passes: int = 0
+    _limit: int = _TRIAL_PASSES
+    _trying: list[int] = field(default_factory=list)
+    _measured: dict[int, _Measured] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.current = max(self.candidates)
+        self._trying = [steps for steps in self.candidates if steps != self.current]
+        self._measured = {steps: _Measured() for steps in self.candidates}
+
+    def note(self, seconds: float, tokens: int) -> None:
+        """A pass that took `seconds` and gave `tokens`."""
+        self._passes += 1
+        if self._passes > _SETTLING_PASSES:
+            self._measured[self.current].note(seconds, tokens)
+        if self._passes < self._limit:
+            return
+        if self._trying:
+            self._switch(self._trying.pop(), _TRIAL_PASSES)
+        elif self._limit == _TRIAL_PASSES:
+            self._switch(self.agree(self._faster()), _HELD_PASSES)
+        else:
+            self._switch(next(steps for steps in self.candidates if steps != self.current), _TRIAL_PASSES)
+
+    def _faster(self) -> int:
+        """No drafts where they gain nothing."""
+        none, some = min(self.candidates), max(self.candidates)
+        gains = self._measured[some].tokens_per_second > _GAIN * self._measured[none].tokens_per_second
+        return some if gains else none
+
+    def _switch(self, steps: int, passes: int) -> None:
+        self.current, self._passes, self._limit = steps, 0, passes
+
+
+class MeasuredSteps:
+    """With the methods of SGLang's AdaptiveSpeculativeParams. Batch sizes are alike up to the next power of two."""
+
+    def __init__(
+        self,
+        initial_steps: int,
+        cfg_path: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        agree: Callable[[int], int] | None = None,
+    ) -> None:
+        self.candidate_steps = sorted({0, initial_steps})
+        self._clock = clock
+        self._agree = agree or _of_rank_zero
+        self._sizes: dict[int, SizeChoice] = {}
+        self._graph_sizes: list[int] | None = None
+        self._last: tuple[int, float] | None = None
+
+    def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
+        self._graph_sizes = sorted(cuda_graph_bs) if cuda_graph_bs else None
+
+    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
+        """Graphs of all sizes, whatever the steps."""
+        return self._graph_sizes
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        return self._choice(batch_size).current
+
+    def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> int | None:
+        """A pass over `batch_size` requests ended. SGLang asks for the steps before each pass, so nothing changes
+        here."""
+        now, size = self._clock(), _size_class(batch_size)
+        if self._last is not None and self._last[0] == size:
+            self._choice(batch_size).note(now - self._last[1], sum(num_correct_drafts_per_req) + batch_size)
+        self._last = (size, now)
+        return None
+
+    def _choice(self, batch_size: int) -> SizeChoice:
+        size = _size_class(batch_size)
+        if size not in self._sizes:
+            self._sizes[size] = SizeChoice(self.candidate_steps, self._agree)
+        return self._sizes[size]
+
+
+def _size_class(batch_size: int) -> int:
+    return max(batch_size - 1, 0).bit_length()
+
+
+def _of_rank_zero(steps: int) -> int:
+    """Times differ between tensor-parallel ranks, which must run the same passes."""
+    from sglang.srt.distributed import get_tp_group
+
+    group: Any = get_tp_group()
+    return int(group.broadcast_object(steps, src=0)) if group.world_size > 1 else steps
