@@ -32,6 +32,7 @@ from rlpipe.algorithms import compute_advantages
 from rlpipe.batching import PackLimits, pack_for_training
 from rlpipe.batching.pack_plan import flops_cost
 from rlpipe.commands.clusters import load_cluster
+from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.estimate.run_estimate import plan
@@ -51,7 +52,7 @@ from rollout.client import EngineClient
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.requests import GenerateRequest, Generation, SamplingParameters
 
-GPUS, NODE_GPUS, GROUP = 4096, 8, 8
+GPUS, NODE_GPUS, GROUP, AT_ONCE = 4096, 8, 8, 8
 RECIPE = "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
 PARTS = ("rollout", "metrics", "advantage", "pack")
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="one size, in this process, as JSON")
     options = parser.parse_args()
     if options.once:
+        set_defaults()
         print(json.dumps(iteration(options.samples[0], options.response_tokens)))
         return
     print(f"{GPUS:,} GPUs, {GPUS // NODE_GPUS} engines, groups of {GROUP}, {options.response_tokens} tokens a response")
@@ -170,7 +172,7 @@ async def generated(config: Config, samples: int, response_tokens: int) -> tuple
 
 
 def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
-    """An engine whose Ray actor is no process: it answers a call at once, all requests of it together."""
+    """An engine whose Ray actor is no process: it answers as fast as it is asked, AT_ONCE requests together."""
     tokens, logprobs = tuple(range(65, 65 + response_tokens)), (-0.5,) * response_tokens
     versions = (VersionSpan(1, response_tokens),)
 
@@ -181,7 +183,8 @@ def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
         ]
 
     async def answers(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
-        yield answer(batch)
+        for begin in range(0, len(batch), AT_ONCE):
+            yield answer(batch[begin : begin + AT_ONCE])
 
     remote = SimpleNamespace(remote=lambda *_: None)
     actor = SimpleNamespace(generate=SimpleNamespace(remote=answers), address=remote, start=remote)

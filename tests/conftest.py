@@ -1,5 +1,6 @@
 """Where tests run if pytest has several workers: files stay whole, and engine tests share one pool of engines."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,20 @@ set_defaults()
 _FIRST = ("tests/rollout/", "tests/rlpipe/test_rollouts_end", "tests/rlpipe/test_train_end", "tests/actor/")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), 99))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests within a file, in random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        items.sort(key=lambda item: next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), 99))
+        return
+    numbers = random.Random(seed)
+    files = list(dict.fromkeys(item.nodeid.split("::")[0] for item in items))
+    numbers.shuffle(files)
+    numbers.shuffle(items)
+    items.sort(key=lambda item: files.index(item.nodeid.split("::")[0]))
 
 
 @pytest.hookimpl(optionalhook=True)

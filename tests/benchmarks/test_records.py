@@ -1,0 +1,79 @@
+"""Recording and comparing: what a machine of the same kind has recorded, with speeds as multiples of a calibration."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlpipe.commands.cards.record_file import Record
+
+PROJECT = Path(__file__).resolve().parents[2]
+OLD = Record("driver_scale", "python benchmarks/driver_scale.py", "2026-01-02", "2 cores of X", {}, "", "abc")
+OUTPUT = "  65,536 samples  rollout 1 s: 2 s, {us} us a sample, {memory} bytes of metrics; 1% of a step"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+
+
+def _record(us, memory, calibration):
+    return replace(OLD, output=OUTPUT.format(us=us, memory=memory), calibration_seconds=calibration)
+
+
+@pytest.mark.parametrize(
+    ("new", "within"),
+    [
+        (_record(30.0, 100.0, 0.1), [True, True]),
+        (_record(34.0, 101.9, 0.1), [True, True]),  # 13 % slower, 1.9 % more bytes
+        (_record(35.0, 102.5, 0.1), [False, False]),
+        (_record(60.0, 100.0, 0.2), [True, True]),  # the whole machine is slower
+        (_record(60.0, 100.0, 0.1), [True, False]),
+        (_record(10.0, 50.0, 0.1), [False, True]),  # faster is no fault; other bytes are, whichever way
+        (_record(30.0, 100.0, None), [True, False]),
+        (replace(OLD, output="nothing", calibration_seconds=0.1), [False, False]),
+    ],
+)
+def test_bytes_are_compared_as_they_are_and_seconds_by_the_calibration(benchmarks, new, within):
+    from compare_records import compare
+
+    found = list(compare(_record(30.0, 100.0, 0.1), new))
+    assert [one.kind for one in found] == ["bytes", "seconds"]
+    assert [one.within for one in found] == within
+    assert all(("ok" in str(one)) is one.within for one in found)
+
+
+def test_every_compared_figure_is_found_in_what_is_recorded(benchmarks):
+    from compare_records import COMPARED
+
+    for file in (PROJECT / "benchmarks" / "results").glob("*.json"):
+        record = Record(**json.loads(file.read_text()))
+        for figure in COMPARED.get(record.name, ()):
+            values = figure.values(record.output)
+            assert values and all(value == value for value in values.values()), f"{file.name}: {figure.label}"
+
+
+def test_a_benchmark_is_calibrated_in_its_own_process(benchmarks, tmp_path):
+    from calibrated import without_calibration
+
+    (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
+    script = tmp_path / "benchmark.py"
+    script.write_text(
+        "import sys\nfrom neighbour import WORD\nif __name__ == '__main__':\n    print(WORD, sys.argv[1:])\n"
+    )
+    command = [sys.executable, str(PROJECT / "benchmarks" / "calibrated.py"), str(script), "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    output, seconds = without_calibration(done.stdout)
+    assert output == "found ['--seed', '3']" and seconds > 0
+    assert without_calibration("no line") == ("no line", None)
+
+
+def test_the_driver_s_work_is_measured_with_engines_that_are_stand_ins():
+    command = [sys.executable, "-W", "ignore", "benchmarks/driver_scale.py", "--once", "--samples", "512"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=PROJECT)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"rollout", "metrics", "advantage", "pack", "look", "metrics_bytes"} == set(found)
+    assert all(value > 0 for value in found.values())
