@@ -41,16 +41,23 @@ wait_for_head() {
 
 # shellcheck disable=SC2329  # called by traps
 finish() {
-  trap - EXIT TERM INT
+  trap - EXIT
+  # Told again while it copies, it would leave the logs behind; so would cp, which takes this over.
+  trap '' TERM INT
   if [ -n "$raylet" ]; then
     kill -TERM "$raylet" 2>/dev/null || true
     wait "$raylet" || true
   fi
-  if [ -n "${RLPIPE_LOGS:-}" ] && [ -d "$folder/session_latest/logs" ]; then
-    mkdir -p "$RLPIPE_LOGS/$address"
-    cp -r "$folder"/session_latest/logs/. "$RLPIPE_LOGS/$address/" || true
-  fi
+  keep_logs "$address"
   rm -rf "$folder"
+}
+
+# keep_logs FOLDER: those of the last start, below RLPIPE_LOGS
+keep_logs() {
+  if [ -n "${RLPIPE_LOGS:-}" ] && [ -d "$folder/session_latest/logs" ]; then
+    mkdir -p "$RLPIPE_LOGS/$1"
+    cp -r "$folder"/session_latest/logs/. "$RLPIPE_LOGS/$1/" || true
+  fi
 }
 
 address=$(own_address)
@@ -101,5 +108,6 @@ for attempt in 1 2 3; do
     break
   fi
   echo "ray_node: ray ended with exit code $code, attempt $attempt of 3" >&2
+  keep_logs "$address/attempt-$attempt"
 done
 exit "$code"
