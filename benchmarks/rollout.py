@@ -142,12 +142,15 @@ def main() -> None:
     parser.add_argument("--sglang", action="append", default=[], metavar="KEY=VALUE", help="for both engines")
     parser.add_argument("--profile", action="store_true", help="raw SGLang's decoding by kind of kernel")
     parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
+    parser.add_argument("--quantization", choices=("fp8",), help="an engine with FP8 weights and cache, likewise")
     parser.add_argument("--policy", help="with --draft: folder of the policy")
     parser.add_argument("--steps", type=int, default=3, help="with --draft: tokens of a draft")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="with --draft: requests")
     options = parser.parse_args()
-    if options.draft:
-        compare_variants(options, {"draft": {"method": options.draft, "steps": options.steps}}, options.draft)
+    if options.draft or options.quantization:
+        drafting = {"draft": {"method": options.draft, "steps": options.steps}} if options.draft else {}
+        fp8 = {"quantization": options.quantization, "kv_cache_dtype": "fp8"} if options.quantization else {}
+        compare_variants(options, drafting | fp8, " + ".join(filter(None, (options.draft, options.quantization))))
         return
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")

@@ -11,6 +11,7 @@ from rlpipe.estimate.engine_pools import EnginePools
 from rlpipe.shared.errors import ConfigError
 from rollout.draft_arguments import draft_arguments
 from rollout.engine_environment import DeviceKind
+from rollout.fp8_arguments import stored_in_fp8
 from rollout.requests import SamplingParameters
 
 CONTEXT_RESERVE_TOKENS = 2  # of the context, which SGLang keeps free of a request's tokens
@@ -31,6 +32,8 @@ _RESERVED = {
     "enable_multimodal": None,
     "enable_return_routed_experts": "algorithm.routing_replay",
     "enable_memory_saver": "ray.sleep",
+    "quantization": "rollout.engine.quantization",
+    "kv_cache_dtype": "rollout.engine.kv_cache_dtype",
     "speculative_algorithm": "rollout.engine.draft.method",
     "speculative_draft_model_path": "rollout.engine.draft.method",
     "speculative_num_steps": "rollout.engine.draft.steps",
@@ -169,7 +172,13 @@ def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None) -> dict[str, 
         "disable_prefill_cuda_graph": True,
         "cuda_graph_max_bs_decode": running_slots(setup),
         "enable_memory_saver": setup.memory_saver,
+        **_fp8_arguments(setup.engine),
     }
+
+
+def _fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
+    weights = {} if engine.quantization == "none" else {"json_model_override_args": stored_in_fp8()}
+    return weights | ({} if engine.kv_cache_dtype == "auto" else {"kv_cache_dtype": "fp8_e4m3"})
 
 
 def _pool_arguments(engine: EngineConfig, pools: EnginePools | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rollout.cleanup import engine_directory
 from rollout.draft_arguments import check_device
 from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.fleet import RunningEngine
+from rollout.fp8_arguments import check_fp8_device
 from rollout.requests import SamplingParameters
 
 
@@ -29,6 +30,7 @@ def engine_setups(
     run = uuid.uuid4().hex[:8]
     device: DeviceKind = "cuda" if _gpus(placement) else "cpu"
     check_device(device, config.rollout.engine)
+    check_fp8_device(device, config.rollout.engine)
     setups = [
         _setup(config, index, model_path, device, f"{run}e{index}", log_directory)
         for index in range(config.rollout.engines)

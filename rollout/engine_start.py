@@ -14,10 +14,11 @@ from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.draft_arguments import check_device, chosen_steps
 from rollout.failures import check_model_folder
+from rollout.fp8_arguments import check_fp8_device
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_patches.sglang_version import check_sglang_version
-from rollout.weights.receiver import VERIFY_VARIABLE
+from rollout.weights.receiver import FP8_VARIABLE, VERIFY_VARIABLE
 
 relies_on(
     "sglang.srt.distributed.bootstrap:_resolve_dist_init_method",
@@ -35,6 +36,7 @@ def checked_setup(setup: EngineSetup) -> EngineSetup:
     check_sglang_version()
     check_model_folder(setup)
     check_device(setup.device, setup.engine)
+    check_fp8_device(setup.device, setup.engine)
     if setup.device == "cpu":
         kv_memory.check(setup, kv_cache_tokens(setup))
     return setup
@@ -46,6 +48,7 @@ def prepare_process(setup: EngineSetup) -> None:
     if setup.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
     _redirect_output(setup.log_path, keep=setup.restart > 0)
+    os.environ[FP8_VARIABLE] = "1" if setup.engine.quantization == "fp8" else "0"
     os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
     os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
         unneeded_model_modules(setup.model_path, setup.engine.draft.predicts)

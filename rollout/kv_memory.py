@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 
 from rlpipe.estimate.engine_pools import EnginePools, forgets_prefixes, needed_pools, pools_within
+from rlpipe.estimate.parameters import fp8_parameters
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ResourceError
 from rollout.arguments import EngineSetup, running_slots
@@ -33,6 +34,8 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     if not size:
         return None
     weights = sum(file.stat().st_size for file in Path(setup.model_path).glob("*.safetensors"))
+    if setup.engine.quantization == "fp8":
+        weights -= fp8_parameters(describe_model(setup.model_path).shape)  # of two bytes one
     room = size * setup.engine.memory_share - weights / setup.engine.tensor_parallel
     return pools_within(_needed(setup), int(room))
 

@@ -61,11 +61,27 @@ class EngineConfig(Section):
     """Derive each sample's random numbers from its id alone, and compute it alike in every batch (docs/determinism.md).
     Costs nothing on a CPU, and speed on a GPU."""
 
+    quantization: Literal["none", "fp8"] = "none"
+    """`fp8`: experts, attention projections and feed-forward layers in 8 bits, by blocks of 128 x 128, made anew from
+    each weight update (docs/fp8.md)."""
+
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Keys and values in `dtype`, or in 8 bits, which is half the memory."""
+
     draft: DraftConfig = DraftConfig()
     """Speculative decoding."""
 
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `sglang.srt.server_args.ServerArgs`, by their name there."""
+
+    @model_validator(mode="after")
+    def _fp8_is_made_of_bfloat16(self) -> Self:
+        if self.dtype != "bfloat16" and "fp8" in (self.quantization, self.kv_cache_dtype):
+            raise ValueError(
+                f"rollout.engine.dtype is {self.dtype!r}, but FP8 weights and caches go with 'bfloat16': set it so, or "
+                "quantization to 'none' and kv_cache_dtype to 'auto'"
+            )
+        return self
 
     @property
     def memory_share(self) -> float:

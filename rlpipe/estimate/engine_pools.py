@@ -50,7 +50,8 @@ def needed_pools(shape: ModelShape, engine: EngineConfig, architecture: str, req
     attention = [layer.mixer for layer in shape.layers if isinstance(layer.mixer, GroupedQueryAttention)]
     recurrent = [layer.mixer for layer in shape.layers if isinstance(layer.mixer, GatedDeltaNet)]
     drafting = attention[-1:] if engine.draft.predicts else []  # the prediction layer has keys and values of its own
-    token_bytes = sum(2 * mixer.key_value_heads * mixer.head_dim * element for mixer in (*attention, *drafting))
+    kept = 1 if engine.kv_cache_dtype == "fp8" else element
+    token_bytes = sum(2 * mixer.key_value_heads * mixer.head_dim * kept for mixer in (*attention, *drafting))
     shared_by = min(engine.tensor_parallel, min((mixer.key_value_heads for mixer in attention), default=1))
     state_bytes = sum(_state_bytes(mixer, element) for mixer in recurrent) // engine.tensor_parallel
     states = engine.sglang.get("max_mamba_cache_size") or requests * states_per_request(engine, architecture)

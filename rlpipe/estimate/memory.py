@@ -9,7 +9,13 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
-from rlpipe.estimate.parameters import Parameters, model_parameters, prediction_parameters, stage_parameters
+from rlpipe.estimate.parameters import (
+    Parameters,
+    fp8_parameters,
+    model_parameters,
+    prediction_parameters,
+    stage_parameters,
+)
 from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
 from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.trained import UntrainedWork
@@ -25,6 +31,7 @@ _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without 
 _ENGINE_PROCESS = 3_500_000_000
 _DRIVER = 2_000_000_000
 _LOGITS_COPIES = 5
+_SCALE_BYTES_PER_WEIGHT = 4 / 128**2  # of FP8 by blocks
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
 _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
@@ -166,6 +173,8 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
     drafting = prediction_parameters(model.shape).total if engine.draft.predicts else 0
     drafting = drafting * _BYTES[engine.dtype] // engine.tensor_parallel
+    if engine.quantization == "fp8":
+        weights -= int(fp8_parameters(model.shape) * (1 - _SCALE_BYTES_PER_WEIGHT) / engine.tensor_parallel)
     longest = config.longest_sequence_tokens
     requests = engine.max_running_requests
     if not cluster.gpus:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rlpipe.config.actor import ParallelConfig
-from rlpipe.flops.layers import DecoderLayer, GatedDeltaNet, LatentAttention, MixtureOfExperts
+from rlpipe.flops.layers import DecoderLayer, GatedDeltaNet, GroupedQueryAttention, LatentAttention, MixtureOfExperts
 from rlpipe.flops.shape import ModelShape
 
 _VOCABULARY_MULTIPLE = 8
@@ -43,6 +43,21 @@ def prediction_parameters(shape: ModelShape) -> Parameters:
     """Of one multi-token-prediction layer: a layer like the last one, a projection of twice the width, three norms."""
     hidden = shape.hidden_size
     return layer_parameters(shape.layers[-1], hidden) + Parameters(tensor=2 * hidden**2, whole=3 * hidden)
+
+
+def fp8_parameters(shape: ModelShape) -> int:
+    """Of the decoder's, those that an engine with FP8 weights keeps in 8 bits: projections of softmax attention and all
+    feed-forward parts but routers and gates."""
+    count = 0
+    for layer in shape.layers:
+        mixer, feed_forward = layer.mixer, layer.feed_forward
+        count += mixer.weights_flops // 2 if isinstance(mixer, GroupedQueryAttention) else 0
+        if isinstance(feed_forward, MixtureOfExperts):
+            width = feed_forward.experts * feed_forward.expert_intermediate_size
+            count += 3 * shape.hidden_size * (width + feed_forward.shared_intermediate_size)
+        else:
+            count += feed_forward.weights_flops // 2
+    return count
 
 
 def stage_parameters(shape: ModelShape, tied: bool, pipeline: int) -> Parameters:

@@ -7,6 +7,7 @@ from rlpipe.config.root import Config
 from rlpipe.model.actor_checks import check_engine_layout
 from rlpipe.model.description import ModelDescription
 from rlpipe.model.draft_checks import check_drafts
+from rlpipe.model.fp8_checks import check_fp8
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import PREDICTION_TENSOR, describe_model, end_tokens
 from rlpipe.model.weight_checks import tensor_files
@@ -32,6 +33,8 @@ def check_engines(config: Config) -> None:
     _check_context(config, model, folder)
     _check_stop_tokens(config, model, folder)
     _check_drafts(config, model, folder)
+    if config.rollout.engine.quantization == "fp8":
+        check_fp8(model, config.rollout.engine.tensor_parallel)
     if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
         check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlpipe.shared.replaced_parts import relies_on
+from rollout.weights.block_fp8 import SCALE
 
 relies_on(
     "torch._C._VariableFunctions:_foreach_copy_",
@@ -30,6 +31,7 @@ relies_on(
 )
 
 _STACKED = (".experts.gate_up_proj", ".experts.down_proj")
+_STACKED_SCALES = tuple(name + SCALE for name in _STACKED)
 _WRITES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
 
 _SMALL_BYTES = 2**20
@@ -105,7 +107,7 @@ class WeightLoader:
 
 def _load(model: Any, tensors: Tensors) -> None:
     if tensors:
-        model.load_weights([single for name, tensor in tensors for single in _one_by_one(name, tensor)])
+        model.load_weights([single for name, tensor in tensors for single in one_by_one(name, tensor)])
 
 
 class _Watch(TorchDispatchMode):
@@ -173,22 +175,26 @@ class _Watch(TorchDispatchMode):
 
     def _are_true(self, name: str, copies: Sequence[Copy]) -> bool:
         tensor = self._tensors[name]
-        return all(torch.equal(copy.target, copy.source(tensor).to(copy.target.dtype)) for copy in copies)
+        return all(
+            torch.equal(_comparable(copy.target), _comparable(copy.source(tensor).to(copy.target.dtype)))
+            for copy in copies
+        )
 
 
-def _one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor as SGLang's loaders take it: experts apart, gate and up apart."""
-    if not name.endswith(_STACKED):
+    if not name.endswith(_STACKED + _STACKED_SCALES):
         yield name, tensor
         return
     root, _, kind = name.rpartition(".")
+    weight = "weight" + (SCALE if kind.endswith(SCALE) else "")
     for index, expert in enumerate(tensor):
-        if kind == "down_proj":
-            yield f"{root}.{index}.down_proj.weight", expert
+        if kind.startswith("down_proj"):
+            yield f"{root}.{index}.down_proj.{weight}", expert
             continue
         gate, up = expert.chunk(2)
-        yield f"{root}.{index}.gate_proj.weight", gate
-        yield f"{root}.{index}.up_proj.weight", up
+        yield f"{root}.{index}.gate_proj.{weight}", gate
+        yield f"{root}.{index}.up_proj.{weight}", up
 
 
 def _merged(tensor: torch.Tensor, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Copy, ...]:
@@ -220,11 +226,16 @@ def _as_copy(tensor: torch.Tensor, run: Sequence[tuple[torch.Tensor, torch.Tenso
     return Copy(target.as_strided((elements,), (1,), target.storage_offset()), offset, (elements,), (1,))
 
 
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 as bytes: torch compares and copies it in no other way in one launch."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
 def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """One launch for many tensors of one data type; those that are converted go one by one."""
     alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
     if alike:
-        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+        torch._foreach_copy_([_comparable(target) for target, _ in alike], [_comparable(source) for _, source in alike])
     for target, source in pairs:
         if target.dtype != source.dtype:
             target.copy_(source)

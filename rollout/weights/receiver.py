@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum
+from rollout.weights.block_fp8 import quantized
 from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
 from rollout.weights.update_messages import Answer, RankAnswer, plan_of
@@ -41,6 +42,7 @@ _SET_TIMEOUT = relies_on(
 )
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
+FP8_VARIABLE = "RLPIPE_FP8_WEIGHTS"
 
 
 def install() -> None:
@@ -114,7 +116,7 @@ def receive_buckets(
 
 def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: str) -> RankAnswer:
     source: WeightSource = updater._model_update_group[group_name]
-    verify = os.environ.get(VERIFY_VARIABLE) == "1"
+    verify, fp8 = os.environ.get(VERIFY_VARIABLE) == "1", os.environ.get(FP8_VARIABLE) == "1"
     checksums: list[str] = []
     model = with_drafting_model(updater.get_model())
     for number, bucket in enumerate(plan):
@@ -122,7 +124,8 @@ def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: st
         try:
             with source.bucket(sum(sizes), getattr(torch, bucket[0].dtype)) as flat:
                 pieces = zip(bucket, flat.split(sizes), strict=True)
-                source.loader.load(model, [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces])
+                tensors = [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
+                source.loader.load(model, list(quantized(tensors)) if fp8 else tensors)
                 if verify:
                     checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
 
 ROOT = "model.layers.0.mlp.experts"
@@ -173,3 +174,88 @@ def test_a_tensor_that_its_parameter_does_not_hold_afterwards_is_not_repeated():
         loader.finish(model)
         assert not model.b.any()
     assert model.loaded == ["b", "b"]
+
+
+class Blocks(Model):
+    """Two experts with FP8 weights and scales, each kept stacked as SGLang does."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            weight=torch.zeros(2, 384, 256, dtype=torch.float8_e4m3fn),
+            weight_scale_inv=torch.zeros(2, 3, 2),
+            norm=torch.zeros(4),
+        )
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        if name == "norm":
+            self.norm.data.copy_(tensor)
+            return
+        expert, kind, parameter = name.removeprefix(f"{ROOT}.").split(".")
+        if kind == "down_proj":  # rows of the third block
+            place = (2, 1) if parameter.endswith("inv") else (256, 128)
+        else:
+            place = ((kind == "up_proj") * 1, 1) if parameter.endswith("inv") else ((kind == "up_proj") * 128, 128)
+        self.get_parameter(parameter).data[int(expert)].narrow(0, *place).copy_(tensor)
+
+
+def test_quantized_experts_are_copied_with_their_scales():
+    torch.manual_seed(0)
+    model, loader = Blocks(), WeightLoader()
+    for number in range(3):
+        stacked, down = torch.randn(2, 256, 256) * (number + 1), torch.randn(2, 128, 256)
+        sent = [
+            (f"{ROOT}.gate_up_proj", stacked),
+            (f"{ROOT}.down_proj", down),
+            ("norm", torch.full((4,), number * 1.0)),
+        ]
+        loader.load(model, list(quantized(sent)))
+        loader.finish(model)
+        wanted, scales = quantize_blocks(torch.cat((stacked, down), 1))
+        assert torch.equal(model.weight.view(torch.uint8), wanted.view(torch.uint8))
+        assert torch.equal(model.weight_scale_inv, scales)
+        assert model.norm.tolist() == [number] * 4
+    assert len([name for name in model.loaded if name != "norm"]) == 12  # asked for once, then repeated
+
+
+@pytest.mark.parametrize("shape", [(256, 128), (300, 200), (2, 130, 256)])
+def test_blocks_are_quantized_as_a_loop_over_them_does(shape):
+    torch.manual_seed(0)
+    weight = torch.randn(shape).bfloat16() * torch.rand(shape[-2])[:, None].bfloat16()
+    weight[..., :128, :128] = 0
+    numbers, scales = quantize_blocks(weight)
+    flat, flat_numbers, flat_scales = (
+        weight.reshape(-1, *shape[-2:]),
+        *(one.reshape(-1, *one.shape[-2:]) for one in (numbers, scales)),
+    )
+    for index, matrix in enumerate(flat):
+        for row in range(0, shape[-2], 128):
+            for column in range(0, shape[-1], 128):
+                block = matrix[row : row + 128, column : column + 128].float()
+                scale = block.abs().max() / 448 if block.any() else torch.tensor(1.0)
+                assert flat_scales[index, row // 128, column // 128] == scale
+                found = flat_numbers[index, row : row + 128, column : column + 128].float()
+                assert torch.equal(found, (block / scale).to(torch.float8_e4m3fn).float())
+                assert ((found * scale - block).abs() <= block.abs() / 16 + scale / 512).all()
+
+
+def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
+    pairs = {
+        "model.layers.3.self_attn.q_proj.weight": "model.layers.3.self_attn.qkv_proj",
+        "model.layers.3.self_attn.o_proj.weight": "model.layers.3.self_attn.o_proj",
+        "model.layers.0.mlp.experts.gate_up_proj": "model.layers.0.mlp.experts",
+        "mtp.layers.0.mlp.experts.7.down_proj.weight": "mtp.layers.0.mlp.experts",
+        "model.layers.0.mlp.shared_expert.up_proj.weight": "model.layers.0.mlp.shared_expert.gate_up_proj",
+        "model.layers.0.mlp.down_proj.weight": "model.layers.0.mlp.down_proj",
+    }
+    assert all(is_quantized(name) and is_quantized_module(module) for name, module in pairs.items())
+    others = {
+        "model.layers.0.linear_attn.out_proj.weight": "model.layers.0.linear_attn.out_proj",
+        "model.layers.0.linear_attn.in_proj_qkv.weight": "model.layers.0.linear_attn.in_proj_qkvz",
+        "model.layers.0.mlp.gate.weight": "model.layers.0.mlp.gate",
+        "model.layers.0.mlp.shared_expert_gate.weight": "model.layers.0.mlp.shared_expert_gate",
+        "model.layers.3.self_attn.q_norm.weight": "model.layers.3.self_attn.q_norm",
+        "lm_head.weight": "lm_head",
+        "mtp.fc.weight": "fc",
+        "model.visual.blocks.0.mlp.up_proj.weight": "model.visual.blocks.0.mlp.up_proj",
+    }
+    assert not any(is_quantized(name) or is_quantized_module(module) for name, module in others.items())

@@ -1,0 +1,66 @@
+"""An engine whose weights are FP8 by blocks, made of a folder and of updates that are not.
+
+SGLang quantises by blocks only what is stored so. It is told that the folder is, and gets its tensors quantised when it
+reads them; which modules have FP8 weights follows one rule, here and for the tensors (rollout/weights/block_fp8.py).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.replaced_parts import replaces
+from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantized
+from rollout.weights.loader import one_by_one
+
+_METHOD = replaces(
+    "sglang.srt.layers.quantization.fp8:Fp8Config.get_quant_method",
+    why="modules that stay in bfloat16 can only be listed one by one, by names that differ between families",
+    drop_when="SGLang takes a pattern of modules to quantise",
+)
+_READ = replaces(
+    "sglang.srt.model_loader.loader:DefaultModelLoader._get_all_weights",
+    why="SGLang quantises by blocks only what is stored so",
+    drop_when="quantization='fp8' with a block size takes a checkpoint in bfloat16",
+)
+
+
+def install() -> None:
+    """Call in a scheduler process of an engine with FP8 weights. Raises RolloutError on a GPU where SGLang would store
+    them in another form than they are sent in."""
+    from sglang.srt.layers import deep_gemm_wrapper
+    from sglang.srt.layers.quantization.fp8 import Fp8Config
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
+        raise RolloutError(
+            "rollout.engine.quantization is 'fp8', but on this GPU SGLang rounds the scales of blocks to powers of "
+            "two, which updates do not: set it to 'none'"
+        )
+    Fp8Config.get_quant_method = _by_rule(_METHOD.original())
+    DefaultModelLoader._get_all_weights = _quantizing(_READ.original())
+
+
+def _by_rule(method: Callable[..., Any]) -> Callable[..., Any]:
+    from sglang.srt.layers.linear import LinearBase
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    def get_quant_method(config: Any, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, RadixAttention):
+            return None  # scales of the cache are 1; as parameters they would be lost when the engine sleeps
+        if isinstance(layer, LinearBase) and not is_quantized_module(prefix):
+            return UnquantizedLinearMethod()
+        return method(config, layer, prefix)
+
+    return get_quant_method
+
+
+def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]]) -> Callable[..., Any]:
+    def get_all_weights(*arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in read(*arguments, **keywords):
+            for part in quantized([(name, tensor.cuda() if is_quantized(name) else tensor)]):
+                yield from one_by_one(*part)
+
+    return get_all_weights

@@ -1,0 +1,60 @@
+"""Weights in FP8 by blocks of 128 x 128: which ones, and their numbers.
+
+Experts, attention projections and feed-forward layers are quantised; embedding, head, norms, routers, gates and Gated
+DeltaNet stay as they are. The format is that of DeepSeek-V3's checkpoints (arXiv 2412.19437, section 3.3): a weight in
+float8_e4m3fn and `weight_scale_inv`, float32 [rows / 128, columns / 128], with which it is multiplied.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import torch
+
+BLOCK = 128
+SCALE = "_scale_inv"
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+_FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
+_PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
+_WEIGHTS = re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|mlp\.experts\.(?:gate_up|down)_proj)$")
+_MODULES = re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$")
+_OTHER_TOWERS = ("visual.", "vision_tower.")
+
+
+def is_quantized(name: str) -> bool:
+    """Of a tensor, by its Hugging Face name."""
+    return _WEIGHTS.search(name) is not None and not any(tower in name for tower in _OTHER_TOWERS)
+
+
+def is_quantized_module(prefix: str) -> bool:
+    """The same of a module of SGLang, by its path."""
+    return _MODULES.search(prefix) is not None and not any(tower in prefix for tower in _OTHER_TOWERS)
+
+
+def quantized(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor that is quantised as two, its scale after it; others as they come."""
+    for name, tensor in tensors:
+        if is_quantized(name):
+            weight, scale = quantize_blocks(tensor)
+            yield name, weight
+            yield f"{name}{SCALE}", scale
+        else:
+            yield name, tensor
+
+
+def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8_e4m3fn of the same shape [..., rows, columns] and its scales, float32 [..., blocks, blocks].
+
+    The largest magnitude of a block becomes the largest number of the format; a block of zeros has scale 1. Blocks at
+    the edges may be smaller.
+    """
+    if weight.dim() > 2:  # one after the other: all experts of a layer in float32 would be gigabytes
+        pairs = [quantize_blocks(part) for part in weight]
+        return torch.stack([part for part, _ in pairs]), torch.stack([scale for _, scale in pairs])
+    rows, columns = weight.shape[-2:]
+    padded = torch.nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # [blocks, 128, blocks, 128]
+    largest = blocks.abs().amax((1, 3), keepdim=True).float()
+    scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
+    numbers = (blocks.float() / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    whole = numbers.flatten(2, 3).flatten(0, 1)
+    return whole[:rows, :columns].contiguous(), scale[:, 0, :, 0].contiguous()

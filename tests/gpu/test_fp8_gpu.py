@@ -1,0 +1,78 @@
+"""An engine with FP8 weights and cache: close to the policy, the same after an update as after its start."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from drafting_policies import save_hybrid
+from rollout_models import stacked_state
+from rollout_requests import results_of
+from test_draft_gpu import Started, _config, _engine, _error, _generate, _plan, _requests
+
+from rlpipe.shared.weight_channel import Listener
+from rlpipe.shared.weights import BUFFERS, WeightGroup
+from rlpipe.training.placement import engine_placement
+from rlpipe.training.ray_cluster import ray_cluster
+from rollout.pool import RolloutPool
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: FP8 has no kernels elsewhere"),
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture(scope="module", params=["auto", "fp8"])
+def engine(request, tmp_path_factory) -> Iterator[Started]:
+    scratch = tmp_path_factory.mktemp("fp8")
+    folder = save_hybrid(scratch / "hybrid", seed=0)
+    config = _config(quantization="fp8", kv_cache_dtype=request.param, draft={"method": "mtp"})
+    with (
+        ray_cluster(config),
+        engine_placement(config) as place,
+        RolloutPool.start(config, folder, place, log_directory=str(scratch)) as pool,
+    ):
+        one = Started(pool, folder, scratch / "rollout_engine_0.log")
+        try:
+            pool.wait_until_ready()
+        except Exception as error:
+            one.failure = f"{type(error).__name__}: {error}"
+        yield one
+
+
+def test_an_update_gives_what_the_start_gave(engine, tmp_path):
+    from actor.weight_transport import SharedBuffers
+
+    one = _engine({"fp8": engine}, "fp8")
+    other = save_hybrid(tmp_path / "other", seed=1)
+    requests = _requests(24, 48, temperature=1.0)
+    started = _generate(one, requests)
+    print(f"start: |log-probability - transformers| {_error(one.folder, requests, started):.5f}")
+    assert _error(one.folder, requests, started) < 0.1
+
+    plan = _plan(stacked_state(other))
+    listener = Listener()
+    calls = one.pool.weights.join([WeightGroup("fp8", (listener.address,), 0, 2, BUFFERS)], one.pool.up())
+    transport = SharedBuffers(listener, plan, 60)
+    results_of(one.pool, calls, "joining")
+    for version, folder in enumerate((other, one.folder, other, one.folder), 1):
+        state = stacked_state(folder)
+        receiving = one.pool.weights.start_receiving(plan, version)
+        for bucket in plan:
+            flat = torch.cat([state[spec.name].flatten() for spec in bucket.tensors])
+            transport.room(bucket).copy_(flat)
+            transport.publish(flat, lambda: False)
+        transport.finish(lambda: False)
+        receipt = results_of(one.pool, receiving, "weight_sync")[0]
+        answers = _generate(one, requests)
+        error = _error(folder, requests, answers)
+        print(f"version {version}: |log-probability - transformers| {error:.5f}, received in {receipt.seconds:.3f} s")
+        assert error < 0.1
+    differences = [
+        abs(a - b)
+        for before, after in zip(started, answers, strict=True)
+        for a, b in zip(before.logprobs[:1], after.logprobs[:1], strict=True)
+        if before.token_ids[:1] == after.token_ids[:1]
+    ]
+    print(f"first log-probabilities after the start and after an update to the same weights: {max(differences):.6f}")
+    assert max(differences) < 1e-3 and len(differences) == len(requests)
+    transport.leave()

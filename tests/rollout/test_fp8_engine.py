@@ -1,0 +1,53 @@
+"""FP8 engines: what is refused, what SGLang is told, and what it saves."""
+
+import json
+
+import pytest
+
+from rlpipe.config.rollout import EngineConfig
+from rlpipe.estimate.engine_pools import needed_pools
+from rlpipe.estimate.parameters import fp8_parameters, model_parameters
+from rlpipe.model.fp8_checks import check_fp8
+from rlpipe.model.model_reader import describe_model
+from rlpipe.shared.errors import ConfigError, ModelError
+from rollout.arguments import EngineSetup, server_arguments
+from rollout.fp8_arguments import check_fp8_device
+from rollout.sglang_source import declared_server_arguments
+
+HYBRID = describe_model("Qwen3.5-35B-A3B")
+
+
+def arguments_of(**engine) -> dict:
+    setup = EngineSetup(0, "/model", "cuda", EngineConfig(**engine), 100, False, False, 0, "name", "/log")
+    return server_arguments(setup, declared_server_arguments())
+
+
+def test_sglang_takes_the_folder_for_one_that_is_stored_by_blocks():
+    plain, fp8 = arguments_of(), arguments_of(quantization="fp8", kv_cache_dtype="fp8")
+    assert not {"json_model_override_args", "kv_cache_dtype"} & set(plain)
+    stored = json.loads(fp8["json_model_override_args"])["quantization_config"]
+    assert stored["quant_method"] == "fp8" and stored["weight_block_size"] == [128, 128]
+    assert fp8["kv_cache_dtype"] == "fp8_e4m3"
+    assert set(fp8) <= set(declared_server_arguments())
+
+
+def test_what_cannot_be_quantized_is_refused():
+    for name in ("Qwen3.5-35B-A3B", "Qwen3-30B-A3B", "Qwen3-8B", "Qwen3.5-9B"):
+        check_fp8(describe_model(name), 1)
+    check_fp8(HYBRID, 4)
+    with pytest.raises(ModelError, match="moe_intermediate_size .* gives 64 on a rank"):
+        check_fp8(HYBRID, 8)
+    with pytest.raises(ConfigError, match=r"quantization is 'fp8', for which a CPU engine has no kernels"):
+        check_fp8_device("cpu", EngineConfig(quantization="fp8"))
+    check_fp8_device("cuda", EngineConfig(quantization="fp8"))
+    with pytest.raises(ValueError, match="go with 'bfloat16'"):
+        EngineConfig(quantization="fp8", dtype="float32")
+
+
+def test_most_weights_and_half_of_the_pool_are_saved():
+    total = model_parameters(HYBRID.shape, HYBRID.tied_embeddings).total
+    assert 0.9 < fp8_parameters(HYBRID.shape) / total < 0.97
+    plain, small = (
+        needed_pools(HYBRID.shape, EngineConfig(kv_cache_dtype=dtype), "", 9, 100) for dtype in ("auto", "fp8")
+    )
+    assert small.token_bytes * 2 == plain.token_bytes and small.state_bytes == plain.state_bytes
