@@ -2,10 +2,15 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rlpipe.shared.errors import ConfigError
+
+PATIENCE_SECONDS = 30.0
 
 
 def named_function(name: str, registered: Mapping[str, Any], place: str) -> Any:
@@ -30,7 +35,8 @@ def _imported(name: str, path: str, registered: Mapping[str, Any], place: str) -
     if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
         raise ConfigError(f"{place} {path[:200]!r} is not of the form package.module:function")
     try:
-        module = importlib.import_module(module_name)
+        with _told_if_slow(f"{place} {path!r}: importing {module_name!r}"):
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{place} {path!r}: cannot import {module_name!r} ({error}); fix the path") from error
     except (Exception, SystemExit) as error:  # the module is someone else's program, and may raise anything
@@ -54,6 +60,19 @@ def call_problem(function: Any, /, *arguments: Any, **options: Any) -> str | Non
     except ValueError:
         return "it has no signature, so it cannot be checked; wrap it in a function of your own"
     return None
+
+
+@contextmanager
+def _told_if_slow(what: str) -> Iterator[None]:
+    """A module is someone else's program, and may take for ever."""
+    words = f"{what} takes longer than {PATIENCE_SECONDS:g} seconds; Ctrl-C ends it"
+    timer = threading.Timer(PATIENCE_SECONDS, print, (words,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,8 @@
 """Functions named by a configuration: whatever the named module does, the answer is a sentence."""
 
+import io
+import sys
+
 import pytest
 
 from rlpipe.shared.errors import ConfigError
@@ -31,6 +34,19 @@ def test_a_wrong_path_is_one_sentence(tmp_path, monkeypatch, path, expected):
         named_function(path, {}, "grader")
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_module_that_takes_its_time_is_told_of(tmp_path, monkeypatch):
+    (tmp_path / "patient.py").write_text(
+        "import sys, time\nend = time.monotonic() + 100\n"
+        "while not sys.stderr.getvalue() and time.monotonic() < end: time.sleep(0.01)\ndef f(): pass\n"
+    )
+    monkeypatch.setattr("rlpipe.shared.named_function.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.syspath_prepend(tmp_path)
+    named_function("patient:f", {}, "grader")
+    words = "grader 'patient:f': importing 'patient' takes longer than 0.05 seconds; Ctrl-C ends it\n"
+    assert sys.stderr.getvalue() == words
 
 
 def test_what_cannot_be_called_so_is_said():
