@@ -595,11 +595,14 @@ def _with_resume_name(arguments: Sequence[str]) -> list[str]:
 
 def _finish(folder: Path) -> None:
     from rlpipe.monitoring.report.history import read_history
+    from rlpipe.monitoring.report.series import held_out, text, unit
 
     history = read_history(folder)
-    for name in history.names("eval/", "/accuracy"):
+    for name in held_out(history.names("eval/")):
         _, values = history.series(name)
-        typer.echo(f"held-out accuracy ({name.split('/')[1]}): {values[0]:.1%} before, {values[-1]:.1%} after training")
+        _, data, what = name.split("/")
+        before, after = (text(value, unit(name)) for value in (values[0], values[-1]))
+        typer.echo(f"held-out {what.removesuffix('_mean')} ({data}): {before} before, {after} after training")
     _show_report(folder)
 
 

@@ -14,7 +14,7 @@ import psutil
 from rlpipe.config.strict_yaml import load_yaml
 from rlpipe.monitoring.durations import duration_text
 from rlpipe.monitoring.json_lines import read_json_lines
-from rlpipe.monitoring.report.series import label
+from rlpipe.monitoring.report.series import held_out, label
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
@@ -72,12 +72,10 @@ def _progress(rows: list[dict[str, Any]], left: int, running: bool) -> Iterator[
         rest = f", about {duration_text(step * left)} left" if left and running else ""
         yield "step", f"{duration_text(step) if step >= 10 else f'{step:.2f} s'}{rest}"
     names = dict.fromkeys(name for row in rows for name in row)
-    for name in names:
-        held_out = name.startswith("eval/") and name.endswith("/accuracy")
-        if held_out or name in ("rollout/reward_mean", "train/loss"):
-            values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
-            if values:
-                yield label(name), f"{values[0]:.4g} → {values[-1]:.4g}"
+    for name in (*held_out(names), "rollout/reward_mean", "train/loss"):
+        values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
+        if values:
+            yield label(name), f"{values[0]:.4g} → {values[-1]:.4g}"
     skipped = rows[-1].get("train/updates_skipped_count")
     if isinstance(skipped, int | float) and skipped:
         yield "skipped", f"{skipped:.0f} updates, for values that were not finite"

@@ -35,8 +35,9 @@ class CheckpointConfig(Section):
     (`RUN/best_policy`). `rlpipe export` makes one of any checkpoint later."""
 
     best_metric: str | None = None
-    """Metric of an evaluation that `best` goes by, for instance `eval/gsm8k/accuracy`; the accuracy on the first of
-    `eval.datasets` when empty. Of equal ones the earliest is kept."""
+    """Metric of an evaluation that `best` goes by, for instance `eval/gsm8k/accuracy`; when empty, the accuracy on the
+    first of `eval.datasets`, or the mean reward where its grader gives numbers alone. Of equal ones the earliest is
+    kept."""
 
 
 class TrackersConfig(Section):

@@ -245,9 +245,7 @@ def _in_memory(mapper: _Mapper, selected: Sequence[int]) -> MappedRows:
 def _write(mapper: _Mapper, selected: Sequence[int], folder: Path, processes: int) -> None:
     """Map in `processes`, then give the folder its name in one rename; another run may do the same beside this one."""
     from datasets import Dataset
-    from datasets.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # a library-wide switch; the console says what is done
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:

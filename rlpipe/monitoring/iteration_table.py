@@ -15,28 +15,37 @@ _STEPS_OF_ESTIMATE = 10
 
 @dataclass(frozen=True)
 class _Column:
-    """`metric` may hold {dataset}, which stands for any. Columns of a low `rank` stay longest."""
+    """`metric` may hold {dataset}, which stands for any. Columns of a low `rank` stay longest. One is empty where there
+    is its metric `unless`."""
 
     header: str
     metric: str
     style: str
     rank: int
+    unless: str | None = None
 
     @property
     def width(self) -> int:
         return max(len(self.header), int(self.style.split(".")[0].rstrip(",")))
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
-        prefix, brace, suffix = self.metric.partition("{dataset}")
-        if not brace:
-            return metrics.get(self.metric)
-        return next((metrics[name] for name in metrics if name.startswith(prefix) and name.endswith(suffix)), None)
+        if self.unless is not None and _value(self.unless, metrics) is not None:
+            return None
+        return _value(self.metric, metrics)
+
+
+def _value(metric: str, metrics: Mapping[str, float]) -> float | None:
+    prefix, brace, suffix = metric.partition("{dataset}")
+    if not brace:
+        return metrics.get(metric)
+    return next((metrics[name] for name in metrics if name.startswith(prefix) and name.endswith(suffix)), None)
 
 
 _COLUMNS = (
     _Column("reward", "rollout/reward_mean", "7.3f", 0),
     _Column("correct", "rollout/accuracy", "7.1%", 4),
     _Column("held-out", "eval/{dataset}/accuracy", "8.1%", 1),
+    _Column("held-out", "eval/{dataset}/reward_mean", "8.3f", 1, unless="eval/{dataset}/accuracy"),
     _Column("tokens", "rollout/response_tokens_mean", "7,.0f", 6),
     _Column("loss", "train/loss", "8.4f", 5),
     _Column("grad norm", "train/gradient_norm", "9.3f", 7),

@@ -44,17 +44,20 @@ class Evaluation:
 
 def score(samples: Sequence[Sample]) -> dict[str, float]:
     """Accuracy and mean reward of the episodes, mean length of their samples; pass@k for k = 2, 4, ... where problems
-    have several answers."""
+    have several answers. Graders that give numbers alone know no accuracy."""
     groups: dict[str, list[bool]] = defaultdict(list)
     episodes = [episode[0] for episode in by_episode(samples)]
     for episode in episodes:
         groups[episode.group_id].append(episode.reward is not None and episode.reward.correct is True)
     count = len(episodes)
     metrics = {
-        "accuracy": sum(map(sum, groups.values())) / count,
         "reward_mean": sum(episode.reward.score for episode in episodes if episode.reward) / count,
         "response_tokens_mean": sum(sample.response_tokens for sample in samples) / len(samples),
     }
+    rewards = [episode.reward for episode in episodes if episode.reward]
+    if rewards and all(reward.correct is None for reward in rewards):
+        return metrics
+    metrics["accuracy"] = sum(map(sum, groups.values())) / count
     answers = min(map(len, groups.values()))
     k = 2
     while k <= answers:

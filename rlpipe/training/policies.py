@@ -48,6 +48,8 @@ class PolicyFolders:
 
     def _is_best(self, metrics: Mapping[str, float]) -> bool:
         name = self._config.best_metric
+        if self._config.checkpoint.best_metric is None and name not in metrics:
+            name = name.replace("/accuracy", "/reward_mean")  # of graders that give numbers alone
         before = PolicyFacts.read(self._directory.best_policy)
         return name in metrics and (before is None or metrics[name] > before.metrics.get(name, -math.inf))
 

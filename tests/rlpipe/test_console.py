@@ -8,6 +8,7 @@ from rich.console import Console as RichConsole
 from rlpipe.monitoring.console import Console, TaskProgress
 from rlpipe.monitoring.durations import duration_text
 from rlpipe.monitoring.iteration_table import IterationTable
+from rlpipe.monitoring.report.series import held_out
 
 _ROW = {
     "rollout/reward_mean": 0.5,
@@ -79,3 +80,15 @@ def test_a_log_file_gets_no_line_twice():
 )
 def test_durations(seconds, text):
     assert duration_text(seconds) == text
+
+
+def test_held_out_is_the_reward_where_there_is_no_accuracy():
+    table = IterationTable(10)
+    header, row = table.lines(1, {**_ROW, "eval/x/reward_mean": 0.375}, None)
+    assert header is not None and header.count("held-out") == 1 and "0.375" in row
+    header, row = table.lines(2, {**_ROW, "eval/x/reward_mean": 0.375, "eval/x/accuracy": 0.75}, None)
+    assert "75.0%" in row and "0.375" not in row
+    assert held_out(["eval/a/reward_mean", "eval/b/reward_mean", "eval/b/accuracy", "eval/a/response_tokens_mean"]) == [
+        "eval/a/reward_mean",
+        "eval/b/accuracy",
+    ]

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +105,13 @@ def test_scores_of_an_evaluation():
     assert metrics["accuracy"] == 1 / 8
     assert metrics["pass_at_2"] == pytest.approx(0.25)
     assert metrics["pass_at_4"] == pytest.approx(0.5)
+
+
+def test_a_grader_of_numbers_alone_has_no_accuracy():
+    samples = [
+        replace(_sample("a", 0, True), reward=Reward(0.25, None, "")),
+        replace(_sample("a", 1, True), reward=Reward(0.75, None, "")),
+    ]
+    metrics = score(samples)
+    assert metrics["reward_mean"] == 0.5
+    assert not any(name.startswith(("accuracy", "pass_at")) for name in metrics)

@@ -66,6 +66,15 @@ def test_a_resumed_run_remembers_the_best_policy(tmp_path):
     assert ("best_policy", 3) in _written(config, [0.1, 0.2, 0.6])
 
 
+def test_the_best_policy_goes_by_the_reward_where_there_is_no_accuracy(tmp_path):
+    config = _config(tmp_path, "checkpoint.save_hf=best")
+    writer = Writer()
+    policies = PolicyFolders(config, RunDirectory.of(config), writer)
+    for iteration, reward in enumerate([0.1, 0.4, 0.2], start=1):
+        policies.after_iteration(iteration, {"eval/held_out/reward_mean": reward})
+    assert writer.written == [("best_policy", 1), ("best_policy", 2)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -6,17 +6,17 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.page import taken_phases
-from rlpipe.monitoring.report.series import LIGHT, label, phase_label, slot
+from rlpipe.monitoring.report.series import LIGHT, held_out, label, phase_label, slot, text, unit
 
 
 def draw(history: History) -> Figure:
     """Three panels side by side; the caller saves the figure."""
     figure = Figure(figsize=(15, 4.5), layout="constrained")
-    rewards, accuracy, phases = figure.subplots(1, 3)
+    rewards, quality, phases = figure.subplots(1, 3)
     _draw_rewards(rewards, history)
-    _draw_accuracy(accuracy, history)
+    _draw_held_out(quality, history)
     _draw_phases(phases, history)
-    for axes in (rewards, accuracy, phases):
+    for axes in (rewards, quality, phases):
         axes.set_xlabel("iteration")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(history.name)
@@ -37,20 +37,24 @@ def _draw_rewards(axes: Axes, history: History) -> None:
     axes.legend(loc="lower right")
 
 
-def _draw_accuracy(axes: Axes, history: History) -> None:
-    for name in history.names("eval/", "/accuracy"):
+def _draw_held_out(axes: Axes, history: History) -> None:
+    """Accuracy, or reward where a grader gives numbers alone."""
+    names = held_out(history.names("eval/"))
+    for name in names:
         iterations, values = history.series(name)
         axes.plot(iterations, values, marker="o", color=_color(name), label=label(name))
         for place in (0, -1):
-            axes.annotate(
-                f"{values[place]:.1%}", (iterations[place], values[place]), (0, 6), textcoords="offset points"
-            )
+            told = text(values[place], unit(name))
+            axes.annotate(told, (iterations[place], values[place]), (0, 6), textcoords="offset points")
     iterations, values = history.series("rollout/accuracy")
     if values:
         axes.plot(iterations, values, linestyle=":", color=_color("rollout/accuracy"), label=label("rollout/accuracy"))
-    axes.set_ylim(0, 1.08)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_title("accuracy")
+    if all(unit(name) == "share" for name in names):
+        axes.set_ylim(0, 1.08)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_title("accuracy")
+    else:
+        axes.set_title("held-out reward")
     if axes.lines:  # neither evaluation nor a grader that tells right from wrong: nothing to name
         axes.legend(loc="lower right")
 

@@ -15,7 +15,7 @@ from rlpipe.monitoring.report.chart import Curve, Point, chart
 from rlpipe.monitoring.report.episodes import episode_articles
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.html import Raw, cards, number, page, section, table
-from rlpipe.monitoring.report.series import label, phase_label, slot, text, unit
+from rlpipe.monitoring.report.series import held_out, label, phase_label, slot, text, unit
 from rlpipe.monitoring.report.table import performance_rows, table_headers
 from rlpipe.shared.phases import PHASES
 
@@ -66,9 +66,8 @@ def render(history: History) -> str:
 def key_figures(history: History) -> list[tuple[str, str]]:
     """What came of the run: (what it is, value)."""
     facts = []
-    for name in history.names("eval/", "/accuracy"):
-        _, values = history.series(name)
-        facts.append((label(name), f"{values[0]:.1%} → {values[-1]:.1%}" if len(values) > 1 else f"{values[0]:.1%}"))
+    for name in held_out(history.names("eval/")):
+        facts.append((label(name), _first_and_last(history, name)))
     for name in ("rollout/reward_mean", "rollout/response_tokens_mean", "train/entropy"):
         _, values = history.series(name)
         if values:
@@ -79,6 +78,11 @@ def key_figures(history: History) -> list[tuple[str, str]]:
         if values:
             facts.append((f"{label(name)}, median", text(values[len(values) // 2], unit(name))))
     return facts
+
+
+def _first_and_last(history: History, name: str) -> str:
+    _, values = history.series(name)
+    return " → ".join(text(value, unit(name)) for value in dict.fromkeys((values[0], values[-1])))
 
 
 def taken_phases(history: History) -> dict[str, float]:
@@ -95,9 +99,9 @@ def _lead(history: History) -> list[str]:
     whole = sum(row.get("time/step_seconds", 0.0) for row in history.rows)
     count = len(history.trained)
     sentences = [f"{count} iteration{'' if count == 1 else 's'}{f' in {duration_text(whole)}' if whole else ''}."]
-    for name in history.names("eval/", "/accuracy"):
-        _, values = history.series(name)
-        sentences.append(f"Held-out accuracy ({name.split('/')[1]}): {values[0]:.1%} → {values[-1]:.1%}.")
+    for name in held_out(history.names("eval/")):
+        _, data, what = name.split("/")
+        sentences.append(f"Held-out {what.removesuffix('_mean')} ({data}): {_first_and_last(history, name)}.")
     phases = taken_phases(history)
     if phases:
         largest = max(phases, key=lambda phase: phases[phase])
@@ -220,7 +224,7 @@ def _compilation_table(history: History) -> str:
 def _iteration_table(history: History) -> str:
     phases = {f"time/{phase}_seconds" for phase in PHASES.keys() - taken_phases(history).keys()}
     names = [name for name in _TABLE_METRICS if name not in phases and any(name in row for row in history.rows)]
-    names += history.names("eval/", "/accuracy")
+    names += held_out(history.names("eval/"))
     rows = [
         [row["iteration"], *(text(row[name], unit(name)) if name in row else "" for name in names)]
         for row in history.rows

@@ -1,6 +1,7 @@
 """How a metric is called, counted and coloured wherever a report shows it."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
 from rlpipe.monitoring.metric_dictionary import METRICS
@@ -146,6 +147,16 @@ def label(metric: str) -> str:
         if found := re.fullmatch(pattern, metric):
             return text.format(*found.groups())
     return re.sub(r"_(seconds|share|count)$", "", metric.partition("/")[2] or metric).replace("_", " ")
+
+
+def held_out(names: Iterable[str]) -> list[str]:
+    """Of metrics' names the one of each evaluation set that says how well it is answered: its accuracy, or its mean
+    reward where the grader gives numbers alone."""
+    found: dict[str, str] = {}
+    for name in names:
+        if match := re.fullmatch(r"eval/(.+)/(accuracy|reward_mean)", name):
+            found[match[1]] = name if match[2] == "accuracy" else found.get(match[1], name)
+    return list(found.values())
 
 
 def phase_label(phase: str) -> str:
