@@ -12,15 +12,16 @@ def check_drafts(model: ModelDescription, draft: DraftConfig, routing_replay: bo
     """Raise ModelError for a `draft` that engines with `model` could not make or verify."""
     if draft.method == "off":
         return
+    others = "'off'" if model.gated_delta_net is not None else "'ngram' or 'off'"
     where = f"rollout.engine.draft.method is {draft.method!r}, but"
     if draft.predicts and model.mtp_layers != 1:
         raise ModelError(
             f"{where} {model.architecture} has {model.mtp_layers} multi-token-prediction layers (it takes 1): set it "
-            "to 'ngram' or 'off'"
+            f"to {others}"
         )
     if draft.predicts and not model.architecture.startswith(_DRAFTING):
         raise ModelError(
-            f"{where} SGLang cannot draft with the prediction layer of {model.architecture}: set it to 'ngram' or 'off'"
+            f"{where} SGLang cannot draft with the prediction layer of {model.architecture}: set it to {others}"
         )
     if draft.branches > 1 and model.gated_delta_net is not None:
         kind = "n-grams make" if draft.method == "ngram" else f"topk {draft.topk} makes"
