@@ -414,8 +414,8 @@ _ROLLOUT = [
     Defect(
         "a bucket of weights stays stale",
         "rollout/weights/receiver.py",
-        "                source.loader.load(\n",
-        "                (source.loader.load if number != 1 else (lambda *_: None))(\n",
+        "                source.loader.load(model,",
+        "                (source.loader.load if number != 1 else (lambda *_: None))(model,",
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
     ),
     Defect(
