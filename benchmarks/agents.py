@@ -185,10 +185,10 @@ def _many_at_once(episodes: int, turns: int, engine_seconds: float) -> None:
     )
     policy, maker, loop = Policy(engine_seconds), AgentMaker(config), BackgroundLoop("rollouts")
     maker.open(policy, byte_tokenizer(), 0)
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     made = [loop.submit(maker.make(_request(f"e{number}"), PartialResponse())) for number in range(episodes)]
     samples = [one.result().episode for one in made]
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     metrics = maker.take_metrics()
     maker.close()
     loop.close()
@@ -196,7 +196,8 @@ def _many_at_once(episodes: int, turns: int, engine_seconds: float) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{episodes} episodes at once, {turns} turns each, engines take {engine_seconds:g} s a turn: {seconds:.1f} s, "
-        f"{episodes * turns / seconds:,.0f} turns/s with the agents' own clients in the same process, at most "
+        f"{episodes * turns / seconds:,.0f} turns/s, {1e3 * cpu / (episodes * turns):.2f} ms of "
+        "processor a turn with the agents' own clients in the same process, at most "
         f"{policy.most_running} requests in flight, {metrics['agent/requests_count']:.0f} answered, "
         f"{threading.active_count()} threads, {peak:.2f} GiB at the peak"
     )

@@ -1,11 +1,13 @@
 """One episode as its agent sees it: requests in, sampled messages out, every token kept."""
 
 import asyncio
+import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rlpipe.agents.chat_rendering import ChatRenderer
 from rlpipe.agents.chat_requests import ChatRequest, CompletionRequest, Wanted
@@ -20,6 +22,7 @@ from rlpipe.shared.sample import Episode, Status
 from rollout.partial_response import PartialResponse, merged_spans
 from rollout.requests import GenerateRequest, Generation, sample_seed
 
+_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_)")  # of an answer's id, by the path that gave it
 _LONG_TEXT = 50_000  # characters that take the tokenizer longer than other requests should wait
 
 
@@ -34,8 +37,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class Answer:
-    """`prompt_tokens` of which `kept_tokens` were kept from earlier turns. `waited_seconds`: for engines."""
+    """`prompt_tokens` of which `kept_tokens` were kept from earlier turns. `waited_seconds`: for engines.
+    `answer_id`: without the prefix that OpenAI and Anthropic give it."""
 
+    answer_id: str
     replies: tuple[Reply, ...]
     prompt_tokens: int
     kept_tokens: int
@@ -59,7 +64,7 @@ class AgentEpisode:
     """Serves the requests of one agent, which may come side by side; lives in one event loop.
 
     counts: of the run, by their names in the metric dictionary without `agent/`; they are added to. limit_tokens: of a
-    prompt with its response, as a pack holds it.
+    prompt with its response, as a pack holds it. formats: whether requests for JSON are served (`response_format`).
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class AgentEpisode:
         run_seed: int,
         limit_tokens: int,
         counts: "Counter[str]",
+        formats: Literal["refused", "unenforced"] = "refused",
     ) -> None:
         self.request = request
         self.divergences: list[str] = []
@@ -81,6 +87,7 @@ class AgentEpisode:
         self._run_seed = run_seed
         self.limit_tokens = limit_tokens
         self._counts = counts
+        self._formats = formats
         self._tree = TokenTree()
         self._histories: dict[bytes, Node] = {}
         self._completions: list[tuple[str, Node]] = []
@@ -93,36 +100,37 @@ class AgentEpisode:
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Raises Refusal for what cannot be sampled."""
-        self._check_tools(request)
+        self._check_served(request)
         histories = chain(request.options.digest, request.messages)
         place = await self._place(request, histories)
         opening: tuple[int, ...] = ()
         if request.tool_choice == "required" and self._renderer.tool_calls is not None:
             opening = tuple(self._renderer.plain_token_ids(self._renderer.tool_calls.opening(request.named_tool)))
         generations, prompt_tokens, seconds = await self._sample(place, opening, request.wanted)
-        replies = []
+        answer_id, replies = uuid.uuid4().hex, []
         for generation in generations:
             reply = self._reply(request, opening, generation, histories[-1])
             messages = (*place.messages, reply.message)
             (history,) = chain(histories[-1], [reply.message])
-            self._histories[history] = self._add(place, opening, generation, messages, history)
+            node = Node(place.node, place.context_ids + opening, generation, answer_id, messages, history)
+            self._histories[history] = self._add(node)
             replies.append(reply)
-        return Answer(tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
+        return Answer(answer_id, tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
 
     async def complete(self, request: CompletionRequest) -> Answer:
         """The same for a prompt without messages. A prompt that begins with an earlier one and its response goes on
         from the kept tokens."""
         place, shown = self._completion_place(request.prompt)
         generations, prompt_tokens, seconds = await self._sample(place, (), request.wanted)
-        replies = []
+        answer_id, replies = uuid.uuid4().hex, []
         for generation in generations:
             text, stopped = _before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
             message = Message("assistant", text)
-            node = self._add(place, (), generation, (*place.messages, message), b"")
+            node = self._add(Node(place.node, place.context_ids, generation, answer_id, (*place.messages, message)))
             self._completions.append((shown + self._renderer.text_of(generation.token_ids, special=True), node))
             reason = "stop" if stopped or generation.status is Status.COMPLETED else "length"
             replies.append(Reply(message, generation, reason))
-        return Answer(tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
+        return Answer(answer_id, tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
 
     def samples(self) -> Episode:
         """What was sampled so far; none before the first response."""
@@ -137,6 +145,22 @@ class AgentEpisode:
             )
             for sample in samples
         )
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether the policy has written anything that counts."""
+        return bool(self._tree.nodes)
+
+    def reward_turns(self, rewards: Mapping[str, float]) -> float:
+        """Notes what single responses earned, by the ids of their answers; each choice of an answer earns it. Returns
+        the sum. Raises KeyError with an id that no answer has."""
+        nodes: dict[str, list[Node]] = {}
+        for node in self._tree.nodes:
+            nodes.setdefault(node.answer_id, []).append(node)
+        for answer_id, reward in rewards.items():
+            for node in nodes[_PREFIX.sub("", answer_id)]:
+                node.reward = reward
+        return sum(node.reward or 0.0 for node in self._tree.nodes)
 
     @property
     def written(self) -> PartialResponse:
@@ -177,7 +201,12 @@ class AgentEpisode:
         self._closed = True
         self._may_sample.set()
 
-    def _check_tools(self, request: ChatRequest) -> None:
+    def _check_served(self, request: ChatRequest) -> None:
+        if request.response_format is not None and self._formats == "refused":
+            raise Refusal(
+                "response_format: the policy is sampled without a grammar, since what is learned belongs to what it "
+                "writes by itself; leave it out, or set rollout.generate.agent.response_format: unenforced"
+            )
         if request.options.tools and self._renderer.tool_calls is None:
             raise Refusal("the chat template of this policy shows no tools, or wants calls in a format not known here")
 
@@ -327,6 +356,9 @@ class AgentEpisode:
         if parsed.problem:
             self._counts["malformed_tool_calls"] += 1
         self._counts["tool_calls"] += len(parsed.tool_calls)
+        if request.response_format is not None and not parsed.tool_calls:
+            self._counts["unenforced_formats"] += 1
+            self._counts["unfit_responses"] += not request.response_format.fits(parsed.content)
         name = digest_of([history.hex(), generation.token_ids]).hex()[:12]
         calls = tuple(
             CalledTool(call.name, call.arguments, f"call_{name}{index}") for index, call in enumerate(parsed.tool_calls)
@@ -336,15 +368,8 @@ class AgentEpisode:
             reason = "tool_calls"
         return Reply(Message("assistant", parsed.content, calls, reasoning), generation, reason)
 
-    def _add(
-        self,
-        place: _Continued,
-        opening: tuple[int, ...],
-        generation: Generation,
-        messages: tuple[Message, ...],
-        history: bytes,
-    ) -> Node:
-        node = Node(place.node, place.context_ids + opening, generation, messages, history)
+    def _add(self, node: Node) -> Node:
+        generation = node.generation
         node.cut_off = node.tokens >= self.limit_tokens and generation.status is Status.TRUNCATED
         self._counts["sampled_tokens"] += len(generation.token_ids)
         return self._tree.add(node)

@@ -29,7 +29,7 @@ _CLOSE_SECONDS = 30.0
 COUNTS = (
     *("requests", "continued_requests", "divergences", "refused_requests", "context_overflows"),
     *("overridden_sampling", "abandoned_responses", "special_text_requests", "tool_calls", "malformed_tool_calls"),
-    *("failures", "timeouts", "interruptions"),
+    *("unenforced_formats", "unfit_responses", "failures", "timeouts", "interruptions"),
 )
 """What is counted, by its metric `agent/..._count`."""
 
@@ -137,7 +137,8 @@ class AgentMaker:
             self._endpoint = asyncio.create_task(self._serve())
         endpoint = await self._endpoint
         limit = self._max_prompt_tokens + request.sampling.max_new_tokens
-        episode = AgentEpisode(request, self._engines, self._renderer, self._run_seed, limit, self._counts)
+        formats = self._settings.response_format
+        episode = AgentEpisode(request, self._engines, self._renderer, self._run_seed, limit, self._counts, formats)
         url = endpoint.open_episode(episode)
         agent = asyncio.create_task(self._runner.run(self._task(request, url, endpoint.key)))
         return _Running(episode, url, agent, self._settings.timeout_seconds)
@@ -188,19 +189,16 @@ class AgentMaker:
 
     def _episode(self, running: _Running) -> Episode:
         """The samples, with the agent's report. Raises what the agent raised, unless that has a reward, too."""
-        samples = running.episode.samples()
         try:
             report = self._report(running)
-            if not samples:
-                raise AgentFailure("the agent has asked the policy nothing")
         except Exception as error:  # an agent is a program of someone else, and may raise anything
             self._counts["failures"] += 1
-            if self._settings.failure_reward is None or not samples:
+            if self._settings.failure_reward is None or not running.episode.has_sampled:
                 raise
             reason = f"the agent failed: {type(error).__name__}: {str(error)[:200]}"
             report = Report(Reward(self._settings.failure_reward, False, reason))
         self._notes += [f"episode {running.episode.request.sample_id}: {one}" for one in running.episode.divergences]
-        *others, last = samples
+        *others, last = running.episode.samples()
         if report.answer is not None:
             last = replace(last, response_text=report.answer)
         return tuple(replace(sample, reward=report.reward) for sample in (*others, last))
@@ -208,7 +206,16 @@ class AgentMaker:
     def _report(self, running: _Running) -> Report:
         if not running.agent.done():
             raise AgentFailure(f"the agent took longer than {self._settings.timeout_seconds:g} seconds")
-        return report_of(running.agent.result())
+        report = report_of(running.agent.result())
+        if not running.episode.has_sampled:
+            raise AgentFailure("the agent has asked the policy nothing")
+        try:
+            earned = running.episode.reward_turns(report.turn_rewards)
+        except KeyError as error:
+            raise AgentFailure(f"the agent's turn_rewards name {error}, which is the id of no answer it got") from None
+        if report.reward is None:
+            return report
+        return replace(report, reward=replace(report.reward, score=report.reward.score + earned))
 
     async def _end(self, running: _Running) -> None:
         """Of agent and episode; later requests are refused."""

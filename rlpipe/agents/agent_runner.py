@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from rlpipe.agents.agent_task import AgentFailure, AgentTask
+from rlpipe.agents.agent_task import REPORTED, AgentFailure, AgentTask
 from rlpipe.config.agents import AgentConfig
 from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.shared.errors import ConfigError
@@ -181,5 +181,5 @@ def _last_line_report(output: bytes) -> Mapping[str, Any] | None:
         report = json.loads(lines[-1])
     except ValueError:
         return None
-    known = isinstance(report, dict) and report.keys() & {"reward", "correct", "answer"}
+    known = isinstance(report, dict) and report.keys() & REPORTED
     return report if known else None

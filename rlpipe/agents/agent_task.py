@@ -3,7 +3,7 @@
 import math
 import ssl
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.shared.sample import Reward
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _CONNECT_SECONDS = 10.0
+REPORTED = frozenset({"reward", "correct", "answer", "turn_rewards"})
+"""What a report may hold that is a mapping."""
 
 
 class AgentFailure(Exception):
@@ -58,14 +60,19 @@ class AgentTask:
 
 @dataclass(frozen=True)
 class Report:
-    """What an agent gave back. `answer` is graded in place of the policy's last message; a `reward` is not graded."""
+    """What an agent gave back. `answer` is graded in place of the policy's last message; a `reward` is not graded.
+
+    `turn_rewards`: of single responses, by the ids of their answers; they come on top of `reward`.
+    """
 
     reward: Reward | None = None
     answer: str | None = None
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 def report_of(value: Any) -> Report:
-    """A number or Reward is the reward, a text the answer; a mapping may hold `reward`, `correct` and `answer`.
+    """A number or Reward is the reward, a text the answer; a mapping may hold what `REPORTED` lists, where the episode
+    earns `turn_rewards` on top of `reward`.
 
     Raises AgentFailure for anything else but None.
     """
@@ -86,17 +93,29 @@ def report_of(value: Any) -> Report:
 
 
 def _report_of_mapping(value: Mapping[str, Any]) -> Report:
-    unknown = sorted(map(str, value.keys() - {"reward", "correct", "answer"}))
+    unknown = sorted(map(str, value.keys() - REPORTED))
     if unknown:
-        raise AgentFailure(f"the agent's report has {', '.join(unknown)}: it may have reward, correct and answer")
+        raise AgentFailure(f"the agent's report has {', '.join(unknown)}: it may have {', '.join(sorted(REPORTED))}")
     score, correct, answer = value.get("reward"), value.get("correct"), value.get("answer")
+    turns = _turn_rewards(value.get("turn_rewards") or {})
     if not isinstance(correct, bool | None) or not isinstance(answer, str | None):
         raise AgentFailure("in the agent's report, correct is true or false, and answer is a text")
-    if score is None:
+    if score is None and not turns:
         return Report(answer=answer)
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise AgentFailure(f"the agent's reward is {score!r}: give a number")
-    return Report(_checked(Reward(float(score), correct, "reported by the agent")), answer)
+    own = 0.0 if score is None else _number(score, "reward")
+    return Report(Reward(own, correct, "reported by the agent"), answer, turns)
+
+
+def _turn_rewards(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not all(isinstance(answer_id, str) for answer_id in value):
+        raise AgentFailure("in the agent's report, turn_rewards are numbers by the ids of the policy's answers")
+    return {answer_id: _number(reward, f"turn_rewards[{answer_id!r}]") for answer_id, reward in value.items()}
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AgentFailure(f"the agent's {name} is {value!r}: give a finite number")
+    return float(value)
 
 
 def _checked(reward: Reward) -> Reward:

@@ -1,6 +1,5 @@
 """Anthropic's Messages API: its requests as those of OpenAI's, and answers in its form."""
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ def refusal(refusal: Refusal) -> dict[str, Any]:
 
 def _head(answer: Answer, model: str) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid.uuid4().hex}",
+        "id": f"msg_{answer.answer_id}",
         "type": "message",
         "role": "assistant",
         "model": model,

@@ -1,7 +1,6 @@
 """Answers of OpenAI's API, whole or as the events of a stream."""
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,12 +26,12 @@ def chat_answer(answer: Answer, wanted: Wanted, model: str, renderer: ChatRender
         }
         for index, reply in enumerate(answer.replies)
     ]
-    return {**_head("chat.completion", "chatcmpl", model), "choices": choices, "usage": _usage(answer)}
+    return {**_head("chat.completion", "chatcmpl", answer, model), "choices": choices, "usage": _usage(answer)}
 
 
 def chat_events(answer: Answer, wanted: Wanted, model: str, renderer: ChatRenderer) -> Iterator[bytes]:
     """The same as server-sent events: each choice's role, reasoning, content and calls, and how it ended."""
-    head = _head("chat.completion.chunk", "chatcmpl", model)
+    head = _head("chat.completion.chunk", "chatcmpl", answer, model)
     for index, reply in enumerate(answer.replies):
         message = _message(reply)
         logprobs = _logprobs(reply, renderer) if wanted.logprobs else None
@@ -55,12 +54,12 @@ def chat_events(answer: Answer, wanted: Wanted, model: str, renderer: ChatRender
 def completion_answer(answer: Answer, wanted: Wanted, model: str, renderer: ChatRenderer) -> dict[str, Any]:
     """Of `/v1/completions`."""
     choices = [_completion_choice(index, reply, wanted, renderer) for index, reply in enumerate(answer.replies)]
-    return {**_head("text_completion", "cmpl", model), "choices": choices, "usage": _usage(answer)}
+    return {**_head("text_completion", "cmpl", answer, model), "choices": choices, "usage": _usage(answer)}
 
 
 def completion_events(answer: Answer, wanted: Wanted, model: str, renderer: ChatRenderer) -> Iterator[bytes]:
     """The same as server-sent events."""
-    head = _head("text_completion", "cmpl", model)
+    head = _head("text_completion", "cmpl", answer, model)
     for index, reply in enumerate(answer.replies):
         yield _event({**head, "choices": [_completion_choice(index, reply, wanted, renderer)]})
     if wanted.stream_usage:
@@ -123,8 +122,8 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+def _head(kind: str, prefix: str, answer: Answer, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{answer.answer_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

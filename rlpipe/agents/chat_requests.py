@@ -7,6 +7,7 @@ from typing import Any
 from rlpipe.agents.chat_rendering import ChatOptions
 from rlpipe.agents.messages import Message, MessageReader
 from rlpipe.agents.refusal import Refusal
+from rlpipe.agents.response_formats import ResponseFormat, response_format
 from rlpipe.agents.tool_call_formats import Tools
 
 _MOST_CHOICES = 128
@@ -38,6 +39,7 @@ class ChatRequest:
     options: ChatOptions
     tool_choice: str
     named_tool: str | None
+    response_format: ResponseFormat | None
     wanted: Wanted
 
     @property
@@ -63,9 +65,6 @@ def chat_request(body: Mapping[str, Any], reader: MessageReader) -> ChatRequest:
         raise Refusal("messages is empty or no list")
     tools = _tools(body.get("tools"))
     choice, named = _tool_choice(body.get("tool_choice"), tools)
-    form = body.get("response_format")
-    if form is not None and (not isinstance(form, Mapping) or form.get("type", "text") != "text"):
-        raise Refusal("response_format: this policy is sampled without a grammar, so it can only be 'text'")
     arguments = body.get("chat_template_kwargs") or {}
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         raise Refusal("chat_template_kwargs is no object")
@@ -77,6 +76,7 @@ def chat_request(body: Mapping[str, Any], reader: MessageReader) -> ChatRequest:
         options=ChatOptions(tools, dict(arguments)),
         tool_choice=choice,
         named_tool=named,
+        response_format=response_format(body.get("response_format")),
         wanted=_wanted(body, tokens, logprobs=body.get("logprobs") is True),
     )
 

@@ -1,6 +1,5 @@
 """The HTTP server that agents talk to: OpenAI's API on the loopback interface, one base URL for each episode."""
 
-import asyncio
 import hmac
 import resource
 import secrets
@@ -8,14 +7,10 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import orjson
-import uvicorn
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route, Router
+from aiohttp.web import Application, AppRunner, HTTPRequestEntityTooLarge, Request, Response, SockSite
 
 from rlpipe.agents import anthropic_messages
 from rlpipe.agents.agent_episode import AgentEpisode, Answer
@@ -34,7 +29,7 @@ from rlpipe.agents.refusal import Refusal
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
 _MOST_BODY_BYTES = 64 * 2**20
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 1.0
 _JSON = "application/json"
 
 Events = Callable[[Answer], Iterator[bytes]]
@@ -51,8 +46,7 @@ class Endpoint:
         self._counts = counts
         self._episodes: dict[str, AgentEpisode] = {}
         self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._runner: AppRunner | None = None
         self._driver_seconds = 0.0
 
     async def start(self) -> None:
@@ -62,29 +56,14 @@ class Endpoint:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.bind((_LOOPBACK, 0))
-        self._socket.listen(_BACKLOG)
-        settings = uvicorn.Config(
-            self._application(),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(settings)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-            await asyncio.sleep(0.01)
+        self._runner = AppRunner(self._application(), access_log=None, shutdown_timeout=_STOP_SECONDS)
+        await self._runner.setup()
+        await SockSite(self._runner, self._socket, backlog=_BACKLOG).start()
 
     async def stop(self) -> None:
         """Ends all connections."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._serving, _STOP_SECONDS)
+        if self._runner is not None:
+            await self._runner.cleanup()
         if self._socket is not None:
             self._socket.close()
 
@@ -104,17 +83,14 @@ class Endpoint:
         """What its agent asks from now on is refused."""
         self._episodes.pop(url.removesuffix("/v1").rpartition("/")[2], None)
 
-    def _application(self) -> Router:
-        root = "/episodes/{name}/v1"
-        return Router(
-            routes=[
-                Route(f"{root}/chat/completions", self._answering(self._chat), methods=["POST"]),
-                Route(f"{root}/completions", self._answering(self._complete), methods=["POST"]),
-                Route(f"{root}/messages", self._answering(self._anthropic), methods=["POST"]),
-                Route(f"{root}/models", self._answering(self._models), methods=["GET"]),
-                Route("/{rest:path}", self._answering(self._unknown), methods=["GET", "POST"]),
-            ]
-        )
+    def _application(self) -> Application:
+        application, root = Application(client_max_size=_MOST_BODY_BYTES), "/episodes/{name}/v1"
+        application.router.add_post(f"{root}/chat/completions", self._answering(self._chat))
+        application.router.add_post(f"{root}/completions", self._answering(self._complete))
+        application.router.add_post(f"{root}/messages", self._answering(self._anthropic))
+        application.router.add_get(f"{root}/models", self._answering(self._models))
+        application.router.add_route("*", "/{rest:.*}", self._answering(self._unknown))
+        return application
 
     def _answering(
         self, handler: Callable[[AgentEpisode, Request], Awaitable[Response]]
@@ -128,18 +104,18 @@ class Endpoint:
             except Refusal as refusal:
                 self._counts["refused_requests"] += 1
                 body = anthropic_messages.refusal(refusal) if _is_anthropic(request) else refusal_answer(refusal)
-                return Response(orjson.dumps(body), refusal.status, {"x-should-retry": "false"}, media_type=_JSON)
+                told = {"x-should-retry": "false"}
+                return Response(body=orjson.dumps(body), status=refusal.status, headers=told, content_type=_JSON)
             finally:
-                waited = getattr(request.state, "waited_seconds", 0.0)
-                self._driver_seconds += time.perf_counter() - begin - waited
+                self._driver_seconds += time.perf_counter() - begin
 
         return answer
 
     def _episode_of(self, request: Request) -> AgentEpisode:
         given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self.key.encode()):
+        if not hmac.compare_digest(given.encode(errors="replace"), self.key.encode()):
             raise Refusal("the key is not the one of this run", status=401, code="invalid_api_key")
-        episode = self._episodes.get(request.path_params.get("name", ""))
+        episode = self._episodes.get(request.match_info.get("name", ""))
         if episode is None:
             raise Refusal("no episode is served here, or it is over", status=404, code="episode_over")
         return episode
@@ -174,43 +150,30 @@ class Endpoint:
         )
 
     async def _models(self, episode: AgentEpisode, request: Request) -> Response:
-        return Response(orjson.dumps(models_answer(self._model, episode.limit_tokens)), media_type=_JSON)
+        return Response(body=orjson.dumps(models_answer(self._model, episode.limit_tokens)), content_type=_JSON)
 
     async def _unknown(self, episode: AgentEpisode, request: Request) -> Response:
-        raise Refusal(f"{request.url.path} is not served", status=404, code="not_found")
+        raise Refusal(f"{request.path[:200]} is not served", status=404, code="not_found")
 
     async def _seen(self, episode: AgentEpisode, request: Request, answer: Answer) -> Answer:
         """The answer, unless the agent has hung up, as clients do that will try again."""
-        request.state.waited_seconds = answer.waited_seconds
-        if _has_hung_up(request):
+        self._driver_seconds -= answer.waited_seconds
+        if request.transport is None or request.transport.is_closing():
             episode.take_back(answer)
             raise Refusal("the agent has hung up", status=499, code="hung_up")
         return answer
 
 
-def _has_hung_up(request: Request) -> bool:
-    """Whether the server has heard so already. `Request.is_disconnected` asks the same, and takes ten times as long."""
-    receiving = request.receive()
-    try:
-        receiving.send(None)  # type: ignore[attr-defined]
-    except StopIteration as heard:
-        return bool(heard.value["type"] == "http.disconnect")
-    receiving.close()  # type: ignore[attr-defined]
-    return False
-
-
 def _is_anthropic(request: Request) -> bool:
-    return request.url.path.endswith("/v1/messages")
+    return request.path.endswith("/v1/messages")
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    read = bytearray()
-    async for part in request.stream():
-        read += part
-        if len(read) > _MOST_BODY_BYTES:
-            raise Refusal(f"the request is larger than {_MOST_BODY_BYTES} bytes", status=413, code="request_too_large")
     try:
-        body = orjson.loads(read)
+        body = orjson.loads(await request.read())
+    except HTTPRequestEntityTooLarge:
+        problem = f"the request is larger than {_MOST_BODY_BYTES} bytes"
+        raise Refusal(problem, status=413, code="request_too_large") from None
     except orjson.JSONDecodeError as error:
         raise Refusal(f"the request is no JSON: {error}") from None
     if not isinstance(body, dict):
@@ -220,5 +183,5 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _response(answer: Answer, wanted: Wanted, whole: Whole, events: Events) -> Response:
     if wanted.stream:
-        return StreamingResponse(events(answer), media_type="text/event-stream")
-    return Response(orjson.dumps(whole(answer)), media_type=_JSON)
+        return Response(body=b"".join(events(answer)), content_type="text/event-stream")
+    return Response(body=orjson.dumps(whole(answer)), content_type=_JSON)

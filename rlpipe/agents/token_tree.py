@@ -20,6 +20,7 @@ from rollout.requests import Generation
 class Node:
     """One response of the policy: `context_ids`, which it read after its parent's tokens, then what it sampled.
 
+    `answer_id` names the answer that held it, perhaps beside other choices; `reward`: what it earned by itself.
     `messages` are those that came with this request, and the reply; `history` is a digest of all messages up to the
     reply. `cut_off`: a limit of the run ended the response, or leaves no room after it. `order` counts the responses of
     the episode; `claimed`: a request went on from here, `agent_seconds` after the reply.
@@ -28,8 +29,10 @@ class Node:
     parent: "Node | None"
     context_ids: tuple[int, ...]
     generation: Generation
+    answer_id: str = ""
     messages: tuple[Message, ...] = ()
     history: bytes = b""
+    reward: float | None = None
     cut_off: bool = False
     order: int = 0
     claimed: bool = False
@@ -149,6 +152,7 @@ def _sample(leaf: Node, trained: Sequence[bool], prompt: Prompt) -> Sample:
                 start=start,
                 end=len(token_ids),
                 number=node.order,
+                reward=node.reward,
                 model_seconds=node.generation.seconds,
                 tool_seconds=node.agent_seconds,
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlpipe.agents.messages import CalledTool
+from rlpipe.generation.written_calls import ToolCall, call_blocks, hermes_calls, json_call
 
 Tools = Sequence[Mapping[str, Any]]
 _THINK_END = "</think>"
@@ -80,29 +81,14 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function
 
 
-_HERMES_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-
-
 def _read_hermes(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
-    calls = []
-    for inner, end in _HERMES_CALL.findall(text):
-        if not end:
-            raise MalformedCall("a call is not closed with </tool_call>")
-        calls.append(_json_call(inner, "arguments", "parameters"))
-    return text.partition("<tool_call>")[0], calls
+    return text.partition("<tool_call>")[0], [_called(call) for call in hermes_calls(text)]
 
 
-def _json_call(text: str, *keys: str) -> CalledTool:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedCall(f"a call is no JSON: {str(error)[:100]}") from None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise MalformedCall("a call is no object with a name")
-    arguments: Any = next((value[key] for key in keys if value.get(key)), {})
-    if not isinstance(arguments, dict):
-        raise MalformedCall(f"the arguments of {value['name'][:80]!r} are no object")
-    return CalledTool(value["name"], json.dumps(arguments, ensure_ascii=False))
+def _called(call: ToolCall) -> CalledTool:
+    if call.problem:
+        raise MalformedCall(call.problem)
+    return CalledTool(call.name, json.dumps(call.arguments, ensure_ascii=False))
 
 
 _FUNCTION = re.compile(r"<function=([^>]*)>(.*?)</function>", re.DOTALL)
@@ -111,9 +97,9 @@ _PARAMETER = re.compile(r"<parameter=([^>]*)>(.*?)(?:</parameter>|(?=<parameter=
 
 def _read_qwen3_coder(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
     calls = []
-    for inner, end in _HERMES_CALL.findall(text):
+    for inner, closed in call_blocks(text):
         found = _FUNCTION.findall(inner)
-        if not end or not found:
+        if not closed or not found:
             raise MalformedCall("a call has no <function=...> that is closed")
         for name, body in found:
             types = _parameter_types(name, tools)
@@ -174,7 +160,7 @@ def _read_llama3(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
         before, after = "", text
     if not after.lstrip().startswith("{"):
         return text, []
-    return before, [_json_call(part, "parameters", "arguments") for part in after.split(";") if part.strip()]
+    return before, [_called(json_call(part)) for part in after.split(";") if part.strip()]
 
 
 _HERMES = ToolCallFormat(

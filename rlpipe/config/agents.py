@@ -1,6 +1,6 @@
 """Agents that talk to the policy by OpenAI's API."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,11 @@ class AgentConfig(Section):
     failure_reward: float | None = None
     """Reward of an episode whose agent failed or ran out of time after the policy wrote something. Empty: such episodes
     count as failed, and are not trained."""
+
+    response_format: Literal["refused", "unenforced"] = "refused"
+    """What a request for JSON (`response_format`) is answered with. `refused`: an error. `unenforced`: what the policy
+    writes by itself, so that log-probabilities stay its own; answers that do not fit are counted. Tell the policy the
+    schema in the prompt, and have the reward fall where an answer does not fit."""
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:

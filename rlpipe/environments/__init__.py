@@ -11,7 +11,8 @@ from rlpipe.environments.protocol import (
     Unattended,
     shown,
 )
-from rlpipe.environments.tools import Tool, ToolBox, ToolCall, tool_of
+from rlpipe.environments.tools import Tool, ToolBox, tool_of
+from rlpipe.generation.written_calls import ToolCall
 
 __all__ = [
     "Action",

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlpipe.environments.tools import Tool, ToolBox, ToolCall
+from rlpipe.environments.tools import Tool, ToolBox
+from rlpipe.generation.written_calls import ToolCall
 
 
 @dataclass(frozen=True)

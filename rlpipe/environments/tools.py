@@ -11,7 +11,7 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from rlpipe.config.environment import EnvironmentConfig, ToolLimits
 from rlpipe.environments.bounded import in_thread, within
+from rlpipe.generation.written_calls import ToolCall
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.turn import ToolUse
 
@@ -45,15 +46,6 @@ class Tool:
         """As chat templates and the OpenAI interface want it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call as the policy wrote it. `problem` says why it cannot be read; the rest is then as far as known."""
-
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ _DECLARED = [
     Metric("agent/special_text_requests_count", "count", "requests with text of special tokens, which stayed text"),
     Metric("agent/tool_calls_count", "count", "tool calls that the policy made"),
     Metric("agent/malformed_tool_calls_count", "count", "responses whose tool calls could not be read"),
+    Metric("agent/unenforced_formats_count", "count", "responses to requests for JSON, which no grammar enforced"),
+    Metric("agent/unfit_responses_count", "count", "of these, those that were not the JSON that was asked for"),
     Metric("agent/failures_count", "count", "episodes whose agent failed"),
     Metric("agent/timeouts_count", "count", "of these, those that met the time limit"),
     Metric("agent/interruptions_count", "count", "times an agent had to wait because generation was interrupted"),

@@ -51,7 +51,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(tokenizer, engines, limit=4096, counts=None):
+async def serving(tokenizer, engines, limit=4096, counts=None, formats="refused"):
     """Yields what opens an episode of a name."""
     counts = Counter() if counts is None else counts
     renderer = ChatRenderer(tokenizer)
@@ -63,9 +63,8 @@ async def serving(tokenizer, engines, limit=4096, counts=None):
     def open_episode(name: str = "g-000") -> Served:
         prompt = Prompt("data/0", "task", (1,), "label", "data")
         request = PromptRequest(name, "g", prompt, SamplingParameters(limit, temperature=0.7))
-        opened.append(
-            Served(endpoint, AgentEpisode(request, engines, renderer, 0, limit, counts), connections, renderer)
-        )
+        episode = AgentEpisode(request, engines, renderer, 0, limit, counts, formats)
+        opened.append(Served(endpoint, episode, connections, renderer))
         return opened[-1]
 
     try:

@@ -26,6 +26,16 @@ async def two_turns(task: AgentTask, reward: float | None = 0.5):
     return {"reward": reward, "correct": True} if reward is not None else messages[-2].content
 
 
+async def rewards_its_turns(task: AgentTask, unknown: bool = False):
+    """A turn with two choices, a plain completion, and a turn that it says nothing of."""
+    async with client_of(task) as client:
+        chat = await client.chat.completions.create(model=task.model, messages=task.messages, n=2)
+        plain = await client.completions.create(model=task.model, prompt="go")
+        await client.completions.create(model=task.model, prompt="on")
+    rewards = {chat.id: 0.25, plain.id: -1.0, **({"chatcmpl-0": 1.0} if unknown else {})}
+    return {"reward": 2.0, "correct": True, "turn_rewards": rewards}
+
+
 def plain_function(task: AgentTask):
     with openai.OpenAI(base_url=task.base_url, api_key=task.api_key) as client:
         client.chat.completions.create(model=task.model, messages=task.messages)

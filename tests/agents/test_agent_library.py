@@ -28,7 +28,7 @@ def room(run: str, **options):
 
 def test_a_library_s_agent_runs_its_tools_and_its_way_to_write_history_is_told(tokenizer):
     policy = Adds(tokenizer)
-    with Maker(tokenizer, policy, room("library_agent:adder")) as maker:
+    with Maker(tokenizer, policy, room("library_agent:with_smolagents")) as maker:
         episode = maker.make().episode
         metrics, notes = maker.maker.take_metrics(), maker.maker.take_notes()
     assert episode[-1].response_text == "42"
@@ -41,7 +41,7 @@ def test_a_library_s_agent_runs_its_tools_and_its_way_to_write_history_is_told(t
 
 def test_a_library_s_agent_with_a_policy_that_writes_anything(tokenizer):
     policy = RandomPolicy(tokenizer)
-    with Maker(tokenizer, policy, room("library_agent:adder", failure_reward=0.0)) as maker:
+    with Maker(tokenizer, policy, room("library_agent:with_smolagents", failure_reward=0.0)) as maker:
         for number in range(5):
             begun = len(policy.written)
             episode = maker.make(request_of(f"g-{number:03d}")).episode

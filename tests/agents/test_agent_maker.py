@@ -100,7 +100,8 @@ def test_an_agent_makes_an_episode_however_it_is_run(tokenizer, agent, score, an
         ({"run": "sample_agents:fails_after_a_turn"}, "of the agent's own"),
         ({"run": "sample_agents:hangs_after_a_turn", "timeout_seconds": 0.5}, "longer than 0.5 seconds"),
         ({"run": "sample_agents:hangs_in_its_thread", "timeout_seconds": 0.5}, "longer than 0.5 seconds"),
-        ({"run": "sample_agents:reports_nonsense"}, "it may have reward, correct and answer"),
+        ({"run": "sample_agents:reports_nonsense"}, "it may have answer, correct, reward, turn_rewards"),
+        ({"run": "sample_agents:rewards_its_turns", "options": {"unknown": True}}, "id of no answer"),
         ({"command": [*PROGRAM, "fail"]}, "exit code 1: no luck"),
         ({"command": [*PROGRAM, "hang"], "timeout_seconds": 8.0}, "longer than 8 seconds"),
         ({"command": ["/no/such/agent"]}, "cannot be started"),
@@ -125,6 +126,14 @@ def test_a_failure_can_have_a_reward_and_is_trained_then(tokenizer):
         again = maker.make(request_of("g-001")).episode
     assert (sample.reward.score, sample.reward.correct) == (-1.0, False)
     assert "KeyError" in sample.reward.reason and len(again) == 1
+
+
+def test_turns_have_the_rewards_that_the_agent_reports_for_their_answers(tokenizer):
+    with Maker(tokenizer, RandomPolicy(tokenizer), config_of(run="sample_agents:rewards_its_turns")) as maker:
+        episode = maker.make().episode
+    turns = {turn.number: turn.reward for sample in episode for turn in sample.turns}
+    assert turns == {0: 0.25, 1: 0.25, 2: -1.0, 3: None}
+    assert {(sample.reward.score, sample.reward.correct) for sample in episode} == {(2.0 + 2 * 0.25 - 1.0, True)}
 
 
 class Interrupted(RandomPolicy):

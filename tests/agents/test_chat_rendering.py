@@ -200,11 +200,14 @@ def test_a_template_names_the_format():
     [
         ("qwen25", "<tool_call>\n{}", "is not closed"),
         ("qwen25", "<tool_call>\n{]\n</tool_call>", "is no JSON"),
-        ("qwen25", "<tool_call>\n[]\n</tool_call>", "no object with a name"),
-        ("qwen25", '<tool_call>\n{"name": "weather", "arguments": "x"}\n</tool_call>', "are no object"),
+        ("qwen25", "<tool_call>\n[]\n</tool_call>", 'no object with "name"'),
+        ("qwen25", '<tool_call>\n{"name": "weather", "arguments": "x"}\n</tool_call>', "are no JSON"),
         ("qwen25", '<tool_call>\n{"name": "other"}\n</tool_call>', "no tool has the name 'other'"),
         ("qwen25", "<tool_call>" + "[" * 10_000 + "</tool_call>", "is no JSON"),
         ("qwen3_coder", "<tool_call>weather</tool_call>", "has no <function=...>"),
+        ("qwen25", '<tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call>', "NaN is no number"),
+        ("qwen25", '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call>', "surrogates"),
+        ("qwen25", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', "are no JSON object"),
         ("llama3", '{"name": "weather", ', "is no JSON"),
     ],
 )

@@ -315,6 +315,10 @@ REFUSED = [
     ({"n": 0}, "from 1 to 128"),
     ({"max_tokens": "9"}, "give a whole number"),
     ({"response_format": {"type": "json_object"}}, "without a grammar"),
+    ({"response_format": {"type": "grammar"}}, "use text, json_object or json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "no JSON schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, "no JSON schema"),
+    ({"top_logprobs": 3, "logprobs": True}, "of the sampled tokens alone"),
     ({"logit_bias": {"5": 1}}, "would change what is sampled"),
     ({"tool_choice": "required"}, "there are no tools"),
     ({"tools": [{"name": "x"}]}, "is no function"),
@@ -338,6 +342,34 @@ def test_what_cannot_be_served_is_refused_in_a_sentence_and_counted(tokenizer):
 
     served(tokenizer, RandomPolicy(tokenizer), use, counts=counts)
     assert counts == {"refused_requests": len(REFUSED), "context_overflows": 1}
+
+
+SUM = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}, "words": {"$ref": "#/$defs/words"}},
+    "required": ["sum"],
+    "$defs": {"words": {"type": "array", "items": {"type": "string"}}},
+}
+ELSEWHERE = {"$ref": "http://127.0.0.1:9/schema.json"}
+
+
+def test_a_request_for_json_is_answered_as_the_policy_writes_and_counted_where_that_is_allowed(tokenizer):
+    texts = ('{"sum": 5, "words": ["ü"]}', '{"sum": "5"}', "five", "[1]", '{"any": 1}', "7")
+    asked = [("json_schema", SUM)] * 3 + [("json_object", None)] * 2 + [("json_schema", ELSEWHERE)]
+    policy, counts = said(*texts)(tokenizer), Counter()
+
+    async def use(open_episode):
+        one = open_episode()
+        for kind, schema in asked:
+            form = {"type": kind} | ({"json_schema": {"name": "a", "schema": schema}} if schema else {})
+            yield (await one.chat([{"role": "user", "content": kind}], response_format=form)).choices[0].message.content
+        assert_trained_once_as_sampled(one.episode.samples(), policy.written)
+
+    async def all_of(open_episode):
+        return [text async for text in use(open_episode)]
+
+    assert served(tokenizer, policy, all_of, counts=counts, formats="unenforced") == list(texts)
+    assert (counts["unenforced_formats"], counts["unfit_responses"], counts["refused_requests"]) == (6, 4, 0)
 
 
 def test_an_episode_is_served_with_its_key_at_its_address_until_it_is_closed(tokenizer):

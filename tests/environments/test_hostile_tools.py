@@ -209,7 +209,7 @@ def _call(inner: str) -> str:
         ("no call", []),
         (_call('{"name": "flood", "arguments": {"characters": 2}}'), [("flood", {"characters": 2}, "")]),
         (_call('{"name": "flood", "arguments": "{\\"characters\\": 2}"}'), [("flood", {"characters": 2}, "")]),
-        (_call('{"name": "flood", "arguments": [1]}'), [("flood", {}, "its arguments are no JSON object")]),
+        (_call('{"name": "flood", "arguments": [1]}'), [("flood", {}, "the arguments of 'flood' are no JSON object")]),
         (_call("7"), [("", {}, 'the call is no object with "name" and "arguments"')]),
         (_call("[" * 100_000), [("", {}, "the call is no JSON")]),
         ('<tool_call>{"name": "flood"', [("", {}, "the call is not closed with </tool_call>")]),
