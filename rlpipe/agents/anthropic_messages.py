@@ -23,12 +23,14 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant"):
             raise Refusal(f"messages[{index}].role is neither user nor assistant")
         converted += _messages(message, f"messages[{index}]")
-    tools = [_tool(tool) for tool in body.get("tools") or ()]
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise Refusal("tools is no list")
     rest = {name: body[name] for name in ("max_tokens", "stream", "temperature", "top_p", "top_k") if name in body}
     return {
         **rest,
         "messages": converted,
-        "tools": tools,
+        "tools": [_tool(tool) for tool in tools],
         "tool_choice": _tool_choice(body.get("tool_choice")),
         "stop": body.get("stop_sequences") or None,
     }

@@ -104,8 +104,8 @@ def completion_request(body: Mapping[str, Any]) -> CompletionRequest:
 def _wanted(body: Mapping[str, Any], max_tokens: Any, logprobs: bool) -> Wanted:
     if body.get("logit_bias"):
         raise Refusal("logit_bias would change what is sampled, and with it what is learned; leave it out")
-    stop = body.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = body.get("stop") or []
+    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (None,)
     if len(stop) > _MOST_STOPS or not all(isinstance(one, str) and one for one in stop):
         raise Refusal(f"stop is neither a text nor a list of at most {_MOST_STOPS} texts")
     options = body.get("stream_options") or {}

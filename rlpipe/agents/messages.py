@@ -175,7 +175,10 @@ def _optional_text(value: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def _digest(value: Any) -> bytes:
-    data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        raise Refusal(f"the request holds JSON that cannot be written again: {error}") from None
     return hashlib.blake2b(data, digest_size=16).digest()
 
 

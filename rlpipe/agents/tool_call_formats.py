@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlpipe.agents.messages import CalledTool
-from rlpipe.generation.written_calls import ToolCall, call_blocks, hermes_calls, json_call
+from rlpipe.generation.written_calls import ToolCall, call_blocks, hermes_calls, json_call, json_text
 
 Tools = Sequence[Mapping[str, Any]]
 _THINK_END = "</think>"
@@ -88,7 +88,7 @@ def _read_hermes(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
 def _called(call: ToolCall) -> CalledTool:
     if call.problem:
         raise MalformedCall(call.problem)
-    return CalledTool(call.name, json.dumps(call.arguments, ensure_ascii=False))
+    return CalledTool(call.name, json_text(call.arguments))
 
 
 _FUNCTION = re.compile(r"<function=([^>]*)>(.*?)</function>", re.DOTALL)
@@ -104,7 +104,7 @@ def _read_qwen3_coder(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
         for name, body in found:
             types = _parameter_types(name, tools)
             arguments = {key: _value(value, types.get(key)) for key, value in _PARAMETER.findall(body)}
-            calls.append(CalledTool(name, json.dumps(arguments, ensure_ascii=False)))
+            calls.append(CalledTool(name, json_text(arguments)))
     return text.partition("<tool_call>")[0], calls
 
 
@@ -139,16 +139,14 @@ def _value(text: str, kind: str | None) -> Any:
         return text
     if kind == "boolean":
         return text.lower() == "true" if text.lower() in ("true", "false") else text
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        value = ast.literal_eval(text)
-        json.dumps(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return text
-    return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+            json_text({"": value})
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            continue
+        return value
+    return text
 
 
 _PYTHON_TAG = "<|python_tag|>"

@@ -1,7 +1,8 @@
 """Text of special tokens in rows: `<|im_end|>` in a user's text must not end the user's turn.
 
 Before the chat template sees a row, such text is replaced by a stand-in that no row can hold; when the rendered prompt
-is tokenized, the stand-in becomes the tokens of the text, while what the template wrote becomes special tokens.
+is tokenized, the stand-in becomes the tokens of the text, while what the template wrote becomes special tokens. Some
+tokenizers look for special tokens in text that they have normalized: what becomes one only then is treated alike.
 """
 
 import re
@@ -24,15 +25,18 @@ class SpecialText:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        special |= {str(token) for token in tokenizer.all_special_tokens}
+        added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizer = backend.normalizer if backend and any(token.normalized for token in added) else None
+        special = {str(token) for token in (*added, *tokenizer.all_special_tokens)}
+        special |= set(map(self._normalized, special))
         self._tokens = sorted(filter(None, special), key=lambda token: (-len(token), token))
         self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def found_in(self, value: Any) -> bool:
         """Whether any text in `value`, a text or lists and mappings of them, holds a special token's."""
         if isinstance(value, str):
-            return self._pattern.search(value) is not None
+            return self._pattern.search(self._normalized(value)) is not None
         if isinstance(value, Mapping):
             return any(self.found_in(item) for pair in value.items() for item in pair)
         return isinstance(value, list) and any(self.found_in(item) for item in value)
@@ -42,9 +46,7 @@ class SpecialText:
         if isinstance(value, str):
             if _MARK in value:
                 raise DataError(f"{place}: the text holds U+10FFFE, which is not a character; remove it")
-            return (
-                self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), value) if hide else value
-            )
+            return self._hidden(value) if hide else value
         if isinstance(value, Mapping):
             return {self.prepared(key, place, hide): self.prepared(item, place, hide) for key, item in value.items()}
         return [self.prepared(item, place, hide) for item in value] if isinstance(value, list) else value
@@ -61,6 +63,15 @@ class SpecialText:
         for piece in _STAND_IN.split(text):
             ids += self._encoded(self.shown(piece), split_special_tokens=piece.startswith(_MARK)) if piece else []
         return ids
+
+    def _hidden(self, text: str) -> str:
+        seen = self._normalized(text)
+        hidden = self._pattern.sub(lambda found: _MARK + chr(_FIRST + self._number[found[0]]), seen)
+        return text if hidden == seen else hidden
+
+    def _normalized(self, text: str) -> str:
+        """As the tokenizer looks for special tokens in it."""
+        return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
     @cached_property
     def _number(self) -> dict[str, int]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from pydantic import TypeAdapter
+from referencing import Registry
 
 from rlpipe.config.environment import EnvironmentConfig, ToolLimits
 from rlpipe.environments.bounded import in_thread, within
@@ -156,12 +156,12 @@ class ToolBox:
             return "exhausted", f"error: {tool.name} is busy; try again later"
         try:
             # A call that cannot be stopped keeps its place until it ends, so that hanging ones cannot pile up.
-            answer = await within(limits.timeout_seconds, _started(tool, arguments), places.release)
+            answer = await within(limits.timeout_seconds, _answer_of(tool, arguments), places.release)
         except TimeoutError:
             return "timeout", f"error: {tool.name} took longer than {limits.timeout_seconds:g} seconds"
         except Exception as error:  # a tool is someone else's program, and may raise anything
-            return "error", f"error: {type(error).__name__}: {str(error)[:_LONGEST_ERROR_CHARACTERS]}"
-        return "", answer_text(answer)
+            return "error", f"error: {type(error).__name__}: {_message(error)}"
+        return "", answer
 
 
 def answer_text(answer: Any) -> str:
@@ -187,17 +187,31 @@ def _cut(text: str, limit: int) -> tuple[str, bool]:
     return f"{text[:limit]}\n[cut after {limit} characters]", True
 
 
-async def _started(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+async def _answer_of(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """As text, which a plain function's answer becomes in its thread: that may take as long, and fail as well."""
     if inspect.iscoroutinefunction(tool.call):
-        return await tool.call(**arguments)
-    answer = await in_thread(lambda: tool.call(**arguments), f"tool-{tool.name}")
-    return await answer if isinstance(answer, Awaitable) else answer
+        return answer_text(await tool.call(**arguments))
+
+    def called() -> Any:
+        answer = tool.call(**arguments)
+        return answer if isinstance(answer, Awaitable) else answer_text(answer)
+
+    answer = await in_thread(called, f"tool-{tool.name}")
+    return answer if isinstance(answer, str) else answer_text(await answer)
+
+
+def _message(error: Exception) -> str:
+    try:
+        return str(error)[:_LONGEST_ERROR_CHARACTERS]
+    except Exception:  # it is someone else's, too
+        return "(it has no text)"
 
 
 def _argument_problem(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """What is wrong with the arguments by the tool's schema; empty where nothing is."""
     try:
-        found = next(iter(Draft202012Validator(tool.parameters).iter_errors(dict(arguments))), None)
-    except (SchemaError, RecursionError, ValueError) as error:
-        return f"the arguments of {tool.name} cannot be checked: {str(error)[:_LONGEST_ERROR_CHARACTERS]}"
+        validator = Draft202012Validator(tool.parameters, registry=Registry())  # which fetches nothing
+        found = next(iter(validator.iter_errors(dict(arguments))), None)
+    except Exception as error:  # a schema is someone else's, and may be none
+        return f"the arguments of {tool.name} cannot be checked: {_message(error)}"
     return "" if found is None else f"arguments of {tool.name}: {found.message[:_LONGEST_ERROR_CHARACTERS]}"

@@ -8,6 +8,8 @@ from typing import Any
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _SHOWN_CHARACTERS = 100
+MOST_NESTED = 200
+"""Levels of JSON that calls may have: orjson writes 254."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,32 @@ def json_call(text: str) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _json(text: str) -> tuple[Any, str]:
-    """The value, or what is wrong: besides bad syntax NaN and the like, and halves of characters, which neither JSON
-    nor UTF-8 can carry on to a tool."""
+def json_text(value: Any) -> str:
+    """`value` as JSON. Raises ValueError for what cannot be handed on: NaN and the like, halves of characters, which
+    UTF-8 lacks, and nesting that other readers do not follow."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    text.encode()
+    if text.count("[") + text.count("{") > MOST_NESTED and _nesting(value) > MOST_NESTED:
+        raise ValueError(f"it is nested more than {MOST_NESTED} deep")
+    return text
+
+
+def _nesting(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, list | dict)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def _json(text: str) -> tuple[Any, str]:
+    """The value, or what is wrong with it."""
+    try:
+        value = json.loads(text)
+        json_text(value)
     except (ValueError, RecursionError) as error:
         return None, str(error)[:_SHOWN_CHARACTERS]
     return value, ""
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")

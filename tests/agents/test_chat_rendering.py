@@ -195,6 +195,15 @@ def test_a_template_names_the_format():
     assert format_of("{{ messages }}") is None and format_of("{{ tools }} in prose") is None
 
 
+DEEP = '{"a":' * 500 + "1" + "}" * 500
+
+
+def test_a_parameter_that_cannot_be_handed_on_as_its_type_stays_text():
+    text = XML_CALL.format(f"<parameter=places>\n{DEEP}\n</parameter>\n<parameter=limit>\n1e999\n</parameter>\n")
+    (call,) = FORMATS["qwen3_coder"].parse(text, TOOLS).tool_calls
+    assert json.loads(call.arguments) == {"places": DEEP, "limit": "1e999"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
@@ -205,8 +214,14 @@ def test_a_template_names_the_format():
         ("qwen25", '<tool_call>\n{"name": "other"}\n</tool_call>', "no tool has the name 'other'"),
         ("qwen25", "<tool_call>" + "[" * 10_000 + "</tool_call>", "is no JSON"),
         ("qwen3_coder", "<tool_call>weather</tool_call>", "has no <function=...>"),
-        ("qwen25", '<tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call>', "NaN is no number"),
+        ("qwen25", '<tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call>', "Out of range"),
         ("qwen25", '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call>', "surrogates"),
+        ("qwen25", '<tool_call>{"name": "weather", "arguments": {"limit": 1e999}}</tool_call>', "Out of range"),
+        (
+            "qwen25",
+            '<tool_call>{"name": "weather", "arguments": ' + DEEP + "}</tool_call>",
+            "nested more than 200 deep",
+        ),
         ("qwen25", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', "are no JSON object"),
         ("llama3", '{"name": "weather", ', "is no JSON"),
     ],

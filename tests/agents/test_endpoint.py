@@ -306,6 +306,7 @@ def test_plain_completions_go_on_from_kept_tokens_given_as_text_or_as_ids(tokeni
     assert_trained_once_as_sampled([sample], policy.written)
 
 
+NESTED = {"function": {"name": "x", "arguments": '{"a":' * 500 + "1" + "}" * 500}}
 REFUSED = [
     ({"messages": []}, "messages is empty"),
     ({"messages": [{"role": "admin", "content": "x"}]}, "use one of system"),
@@ -323,6 +324,8 @@ REFUSED = [
     ({"tool_choice": "required"}, "there are no tools"),
     ({"tools": [{"name": "x"}]}, "is no function"),
     ({"stop": [1]}, "a list of at most"),
+    ({"stop": 5}, "a list of at most"),
+    ({"messages": [{"role": "assistant", "tool_calls": [NESTED]}]}, "cannot be written again"),
     ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length is 4096"),
 ]
 
