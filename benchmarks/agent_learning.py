@@ -2,9 +2,9 @@
 
     python benchmarks/agent_learning.py [--seeds 0 1 2] [--iterations 30] [--folder runs/agent_learning]
 
-Both are shown the same messages and earn the same rewards for the same turns, so that their curves are to differ by no
-more than seeds do. Runs of one seed start from the same weights and tasks. Those that lie in the folder from before are
-read and not made again.
+Both are shown the same tokens, by `/v1/completions` at the endpoint, and earn the same rewards for the same turns, so
+that their curves are to differ by no more than seeds do. Runs of one seed start from the same weights and tasks. Those
+that lie in the folder from before are read and not made again.
 """
 
 import argparse
@@ -24,20 +24,19 @@ CONFIG = """
 base: {project}/configs/demo/grid.yaml
 run: {{iterations: {iterations}}}
 prepare: {{tasks: null}}
-data:
-  train: [{{name: grid, path: {folder}/train.jsonl}}]
-  max_prompt_tokens: 48
-eval: {{datasets: [{{name: held_out, path: {folder}/test.jsonl}}], interval_iterations: 5}}
-rollout:
-  prompts_per_iteration: 32
-  max_response_tokens: 320
-  generate:
-    function: {function}
+data: {{train: [{{name: grid, path: {folder}/train.jsonl, apply_chat_template: false}}]}}
+eval:
+  datasets: [{{name: held_out, path: {folder}/test.jsonl, apply_chat_template: false}}]
+  interval_iterations: 5
 """
-WAYS = {
-    "environment": "    environment: {format: chat, name: grid, max_turns: 10, max_turn_tokens: 1}",
-    "endpoint": "    environment: null\n    agent: {run: 'benchmarks.agent_learning:plays'}",
-}
+ENDPOINT = """
+rollout:
+  generate:
+    function: agent
+    environment: null
+    agent: {run: "benchmarks.agent_learning:plays"}
+"""
+WAYS = {"environment": "", "endpoint": ENDPOINT}
 _MOST_TURNS = 10
 _HELD_OUT_TASKS = 100
 _HELD_OUT = "eval/held_out/accuracy"
@@ -45,19 +44,17 @@ _HELD_OUT = "eval/held_out/accuracy"
 
 async def plays(task: AgentTask) -> dict[str, Any]:
     """The agent: a loop as people write it, around OpenAI's client."""
-    game, rewards = Grid(), {}
-    await game.reset(Task(task.episode_id, str(task.prompt), task.label, task.metadata, task.seed))
-    messages: list[Any] = task.messages
+    game, rewards, text = Grid(), {}, str(task.prompt)
+    await game.reset(Task(task.episode_id, text, task.label, task.metadata, task.seed))
     async with task.client() as client:
         for _ in range(_MOST_TURNS):
-            answer = await client.chat.completions.create(model=task.model, messages=messages, max_tokens=1)
-            text = answer.choices[0].message.content or ""
-            step = await game.step(Action(text, ()), None)
+            answer = await client.completions.create(model=task.model, prompt=text, max_tokens=1)
+            move = answer.choices[0].text
+            step = await game.step(Action(move, ()), None)
             rewards[answer.id] = step.reward
-            if step.observation is None:
+            if step.observation is None or answer.choices[0].finish_reason == "stop":
                 break
-            seen = step.observation.messages[0].content
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": seen}]
+            text += move + step.observation.messages[0].content
     result = await game.result()
     return {"reward": result.reward, "correct": result.success, "turn_rewards": rewards}
 
@@ -99,8 +96,8 @@ def learned(folder: Path, way: str, seed: int, iterations: int) -> Run:
     if not rows or rows[-1]["iteration"] < iterations:
         made = folder / f"made-{name}"
         made.mkdir(parents=True, exist_ok=True)
-        places = {"project": PROJECT, "folder": made, "function": way.replace("endpoint", "agent")}
-        (made / "config.yaml").write_text(CONFIG.format(iterations=iterations, **places) + WAYS[way])
+        config = CONFIG.format(project=PROJECT, folder=made, iterations=iterations) + WAYS[way]
+        (made / "config.yaml").write_text(config)
         tasks = [json.dumps(row) + "\n" for row in Grid().tasks(600, seed)]
         (made / "test.jsonl").write_text("".join(tasks[:_HELD_OUT_TASKS]))
         (made / "train.jsonl").write_text("".join(tasks[_HELD_OUT_TASKS:]))

@@ -127,7 +127,8 @@ class AgentEpisode:
             text, stopped = _before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
             message = Message("assistant", text)
             node = self._add(Node(place.node, place.context_ids, generation, answer_id, (*place.messages, message)))
-            self._completions.append((shown + self._renderer.text_of(generation.token_ids, special=True), node))
+            for special in (True, False):  # agents are shown no special tokens, and may write them themselves
+                self._completions.append((shown + self._renderer.text_of(generation.token_ids, special), node))
             reason = "stop" if stopped or generation.status is Status.COMPLETED else "length"
             replies.append(Reply(message, generation, reason))
         return Answer(answer_id, tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
