@@ -104,6 +104,13 @@ _DECLARED = [
         "tokens",
         "sampled tokens in the context of further branches, where they are not trained again",
     ),
+    Metric(
+        "rollout/repeated_prefix_share",
+        "share",
+        "tokens, prompts included, that repeat the beginning of another sequence of their group: a pass over a tree of "
+        "each group would not compute them",
+    ),
+    Metric("rollout/repeated_branch_share", "share", "the same, among the branches of each episode alone"),
     Metric("rollout/failed_count", "count", "episodes without a usable response"),
     Metric("rollout/equal_reward_groups_count", "count", "groups whose episodes all have the same score"),
     Metric(

@@ -1,8 +1,9 @@
 """Metrics of an iteration's samples, engines and packs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 
+from rlpipe.batching.prefix_tree import Tokens, repeated_prefix_tokens
 from rlpipe.config.root import Config
 from rlpipe.generation.group_source import Batch
 from rlpipe.model.draft_checks import break_even_tokens
@@ -31,6 +32,7 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
         "rollout/response_tokens_max": float(max(lengths)),
         "rollout/truncated_share": fmean(map(is_truncated, episodes)),
         "rollout/equal_reward_groups_count": float(_equal_reward_groups(episodes)),
+        "rollout/repeated_prefix_share": _repeated_share(samples, (sample.group_id for sample in samples)),
     }
     if len(episodes) < len(samples):
         metrics |= _branch_metrics(samples, episodes)
@@ -64,7 +66,17 @@ def _branch_metrics(samples: Sequence[Sample], episodes: Sequence[Episode]) -> d
         "rollout/branches_mean": len(samples) / len(episodes),
         "rollout/branches_max": float(max(map(len, episodes))),
         "rollout/shared_tokens": float(sum(sample.shared_tokens for sample in samples)),
+        "rollout/repeated_branch_share": _repeated_share(samples, (sample.episode for sample in samples)),
     }
+
+
+def _repeated_share(samples: Sequence[Sample], names: Iterable[str]) -> float:
+    """Of all tokens, context included, how many a pass over one tree for each name would not compute."""
+    sequences: dict[str, list[Tokens]] = {}
+    for name, sample in zip(names, samples, strict=True):
+        sequences.setdefault(name, []).append(sample.prompt.token_ids + sample.response_ids)
+    repeated = sum(map(repeated_prefix_tokens, sequences.values()))
+    return repeated / sum(sample.total_tokens for sample in samples)
 
 
 def _equal_reward_groups(episodes: Sequence[Episode]) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlpipe.algorithms import compute_advantages
 from rlpipe.batching import PackLimits, pack_for_training
+from rlpipe.batching.prefix_tree import repeated_prefix_tokens
 from rlpipe.config.algorithm import ADVANTAGES, AlgorithmConfig, KLConfig, OverlongConfig
 from rlpipe.generation.filters import truncated
 from rlpipe.shared.errors import DataError
@@ -137,6 +138,18 @@ def test_metrics_count_episodes_and_tell_of_branches():
     assert metrics["rollout/reward_mean"] == metrics["rollout/accuracy"] == pytest.approx(2 / 3)
     assert (metrics["rollout/branches_mean"], metrics["rollout/branches_max"]) == (2, 3)
     assert metrics["rollout/shared_tokens"] == 3
+    assert metrics["rollout/repeated_branch_share"] == 3 * 5 / 30  # all six are the same five tokens
+    assert metrics["rollout/repeated_prefix_share"] == 4 * 5 / 30
     assert "rollout/branches_mean" not in rollout_metrics(list(episode("b", "g", 0.0)), 0)
     assert score(samples) == {"accuracy": 2 / 3, "reward_mean": 2 / 3, "response_tokens_mean": 3.0}
     assert [one[0].episode for one in by_episode(reversed(samples))] == ["c", "b", "a"]
+
+
+@given(
+    prompts=st.lists(st.integers(0, 200), min_size=1, max_size=3),
+    sequences=st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 1), max_size=5)), max_size=8),
+)
+def test_repeated_prefixes_are_what_a_tree_holds_once(prompts, sequences):
+    made = [(index,) + (7,) * prompts[index % len(prompts)] + tuple(rest) for index, rest in sequences]
+    nodes = {tokens[:end] for tokens in made for end in range(1, len(tokens) + 1)}
+    assert repeated_prefix_tokens(made) == sum(map(len, made)) - len(nodes)
