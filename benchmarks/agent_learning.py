@@ -52,7 +52,7 @@ async def plays(task: AgentTask) -> dict[str, Any]:
             move = answer.choices[0].text
             step = await game.step(Action(move, ()), None)
             rewards[answer.id] = step.reward
-            if step.observation is None or answer.choices[0].finish_reason == "stop":
+            if step.observation is None:
                 break
             text += move + step.observation.messages[0].content
     result = await game.result()
