@@ -42,7 +42,7 @@ def played(tmp_path: Path, way: str) -> list:
     maker.open(Walker(tokenizer), tokenizer, 0)
     try:
         made = []
-        for number, row in enumerate(Grid().tasks(40, 0)):
+        for number, row in enumerate(Grid().tasks(12, 0)):
             token_ids = tuple(tokenizer(row["prompt"], add_special_tokens=False)["input_ids"])
             prompt = Prompt(f"grid/{number}", row["prompt"], token_ids, row["label"], "grid", row)
             request = PromptRequest(f"g{number}-0", f"g{number}", prompt, SamplingParameters(96))
