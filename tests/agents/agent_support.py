@@ -1,6 +1,5 @@
 """An endpoint with one or more episodes, in front of a policy."""
 
-import json
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -8,9 +7,7 @@ import httpx
 import openai
 
 from rlpipe.agents.agent_episode import AgentEpisode
-from rlpipe.agents.chat_answers import chat_answer
 from rlpipe.agents.chat_rendering import ChatRenderer
-from rlpipe.agents.chat_requests import chat_request
 from rlpipe.agents.endpoint import Endpoint
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.sample import Prompt
@@ -41,13 +38,6 @@ class Served:
 
     async def chat(self, messages, **options):
         return await self.client.chat.completions.create(model="policy", messages=messages, **options)
-
-    async def answered(self, body) -> list[dict]:
-        """Messages of the answer to a body, without HTTP."""
-        request = chat_request(json.loads(json.dumps(body)), self.episode.reader)
-        answer = chat_answer(await self.episode.chat(request), request.wanted, "policy", self.renderer)
-        messages = [choice["message"] for choice in json.loads(json.dumps(answer))["choices"]]
-        return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 @asynccontextmanager

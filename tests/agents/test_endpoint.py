@@ -14,10 +14,10 @@ from rlpipe.shared.sample import Status
 
 
 class Dialogue:
-    """Random things that agents do, through OpenAI's client or, which is faster, with the bodies it would send."""
+    """Random things that agents do, through OpenAI's client."""
 
-    def __init__(self, served, numbers: random.Random, through_client: bool) -> None:
-        self.served, self.numbers, self.through_client = served, numbers, through_client
+    def __init__(self, served, numbers: random.Random) -> None:
+        self.served, self.numbers = served, numbers
         self.messages: list[dict] = [{"role": "user", "content": self.text()}]
         if numbers.random() < 0.5:
             self.messages.insert(0, {"role": "system", "content": self.text()})
@@ -37,8 +37,6 @@ class Dialogue:
         self.answer(self.numbers.choice(answers))
 
     async def ask(self, options) -> list[dict]:
-        if not self.through_client:
-            return await self.served.answered({"messages": self.messages, **options})
         if options["n"] == 1 and self.numbers.random() < 0.3:
             return [await self.stream(options)]
         completion = await self.served.chat(self.messages, **options)
@@ -87,7 +85,7 @@ class Dialogue:
 async def _random_dialogue(open_episode, policy, seed: int) -> Counter:
     served, numbers = open_episode(f"g-{seed:03d}"), random.Random(seed)
     begun = len(policy.written)
-    dialogue = Dialogue(served, numbers, through_client=seed % 8 == 0)
+    dialogue = Dialogue(served, numbers)
     for _ in range(numbers.randint(2, 6)):
         await dialogue.turn()
         if numbers.random() < 0.25:
