@@ -101,6 +101,11 @@ BENCHMARKS = {
         "The driver's own time for a turn of an agent is to stay below 1 ms beside the tokenizer's; a thousand "
         "episodes are to run at once in one process.",
     ),
+    "agent_learning": (
+        "Agents that learn",
+        "A game of up to ten turns from random weights, as an environment and through the agents' endpoint. The curves "
+        "are to lie no further apart than seeds do; minutes are those of all iterations on a shared machine.",
+    ),
     "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
     "modes": (
         "Rollout modes",
@@ -132,6 +137,7 @@ QUESTIONS = {
     "comm_guard": "What does the guard of collectives cost?",
     "monitoring_overhead": "What does measuring cost?",
     "agents": "What does an agent's turn cost the driver?",
+    "agent_learning": "Does an agent at the endpoint learn as an environment does?",
     "rewards": "How many responses can be graded in a second?",
     "cpu_step": "How does it compare on a CPU?",
 }

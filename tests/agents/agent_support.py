@@ -29,8 +29,8 @@ TOOLS = [
 class Served:
     """One episode behind `client`, an OpenAI client as it comes."""
 
-    def __init__(self, endpoint, episode, connections, renderer) -> None:
-        self.endpoint, self.episode, self.renderer = endpoint, episode, renderer
+    def __init__(self, endpoint, episode, connections) -> None:
+        self.endpoint, self.episode = endpoint, episode
         self.url = endpoint.open_episode(episode)
         self.client = openai.AsyncOpenAI(
             base_url=self.url, api_key=endpoint.key, max_retries=0, http_client=connections
@@ -54,7 +54,7 @@ async def serving(tokenizer, engines, limit=4096, counts=None, formats="refused"
         prompt = Prompt("data/0", "task", (1,), "label", "data")
         request = PromptRequest(name, "g", prompt, SamplingParameters(limit, temperature=0.7))
         episode = AgentEpisode(request, engines, renderer, 0, limit, counts, formats)
-        opened.append(Served(endpoint, episode, connections, renderer))
+        opened.append(Served(endpoint, episode, connections))
         return opened[-1]
 
     try:
