@@ -124,7 +124,21 @@ def ladder(name: str, folder: Path) -> Iterator[Rung]:
     else:
         yield Rung("actor = transformers", name, differ(one_rank, reference), 1e-4)
         yield Rung("GPU = CPU on equal weights", name, None, 5e-3, "no GPU")
-    yield Rung("drafts on = off", name, None, 0.0, "engines draft nothing in this version")
+    yield _drafts(name, policy, folder, requests)
+
+
+def _drafts(name: str, policy: Path, folder: Path, requests: Sequence[GenerateRequest]) -> Rung:
+    """Tokens that n-grams drafted and the policy kept have the log-probabilities that the actor gives them."""
+    rung = "drafts on: actor = engine"
+    if not torch.cuda.is_available():
+        return Rung(rung, name, None, 5e-3, "engines draft on GPUs alone")
+    if name == "hybrid":
+        return Rung(rung, name, None, 5e-3, "n-grams do not draft for Gated DeltaNet layers")
+    with running_pool(policy, folder, draft={"method": "ngram"}) as pool:
+        drafted = generate(pool, requests)
+    samples = [sample_of(request, drafted[request.request_id]) for request in requests]
+    engine = {one: np.array(answer.logprobs, np.float32) for one, answer in drafted.items()}
+    return Rung(rung, name, differ(actor_logprobs(samples, _config(policy)), engine), 5e-3)
 
 
 def _layouts(name: str, policy: Path, samples: Sequence[Sample], one_rank: Logprobs) -> Iterator[Rung]:
@@ -165,9 +179,9 @@ def halved(request: GenerateRequest, answer: Generation) -> GenerateRequest:
 
 
 @contextmanager
-def running_pool(policy: Path, folder: Path) -> Iterator[RolloutPool]:
-    """One engine that is ready."""
-    config = _config(policy)
+def running_pool(policy: Path, folder: Path, draft: Mapping[str, Any] | None = None) -> Iterator[RolloutPool]:
+    """One engine that is ready. draft: settings of `rollout.engine.draft`."""
+    config = _config(policy, draft=draft)
     with (
         engine_placement(config) as placement,
         RolloutPool.start(config, str(policy), placement, str(folder / "logs")) as pool,
@@ -257,11 +271,17 @@ def transformers_logprobs(policy: Path, samples: Sequence[Sample]) -> Logprobs:
 
 
 def _config(
-    policy: Path, dtype: str = "float32", processes: int = 1, parallel: Mapping[str, Any] | None = None
+    policy: Path,
+    dtype: str = "float32",
+    processes: int = 1,
+    parallel: Mapping[str, Any] | None = None,
+    draft: Mapping[str, Any] | None = None,
 ) -> Config:
     engine: dict[str, Any] = {"dtype": "float32", "max_running_requests": REQUESTS, "kv_cache_tokens": 4096}
     if torch.cuda.is_available():
         engine |= {"memory_fraction": 0.2, "sglang": {"attention_backend": "triton"}}
+    if draft:
+        engine["draft"] = dict(draft)
     return Config.model_validate(
         {
             "run": {"name": "parity", "iterations": 1},

@@ -24,33 +24,27 @@ RECORD = Record("speed", "python speed.py", "2026-01-02", "2 cores of X", {"pyth
 NOT_MEASURED = (
     "README.md: Ampere or newer",
     "README.md: | reported over true FLOPs",
-    "README.md: that were recorded; `rlpipe cards` says",
     "README.md: Recorded on ",
     "README.md: - layouts: ",
     "comm_guard.md: stack:",
-    "comm_guard.md: evidence:",
-    "jit.md: before they are measured",
     "faults.md: | 2 seconds |",
     "faults.md: | 1 to 2 seconds |",
     "faults.md: | 4 to 6 seconds |",
     "faults.md: after 20 seconds they are restarted",
-    "plan.md: which is measured and not a data sheet's",
     "plan.md: for an H200 in",
     "plan.md: within 2 %",
     "plan.md: by more than 20 %",
     "plan.md: (bytes: 10 %)",
-    "plan.md: each measured phase",
     "plan.md: within 10 %",
     "questions.md: NVIDIA Ampere and newer",
     "rewards.md: A percentage equals",
     "speed.md: what no phase claims",
     "speed.md: iterations on an H200 are at the top",
     "time.md: above 2 %",
-    "time.md: what its processes measured",
 )
 _FIGURE = re.compile(
     r"\d ?%|\d ?(?:GB/s|TFLOP|tokens/s|ms\b|microseconds|seconds|minutes)|\d ?x (?:the|as|faster)"
-    r"|\bH[12]00\b|\bmeasured\b|\brecorded\b"
+    r"|\bH[12]00\b"
 )
 
 
