@@ -1,0 +1,39 @@
+"""Whole gates and the whole ladder, as `make gates` and `make parity` run them."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def _run(*command):
+    return subprocess.run([sys.executable, "-W", "ignore", *command], cwd=PROJECT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_gates_are_green_with_their_history_and_red_with_another(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import learning_gates as gates
+
+    done = _run("benchmarks/learning_gates.py", "sft", "grpo", "--seeds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["gate", "sft", "grpo"] and all(row[-1] == "ok" for row in rows[1:])
+
+    history = [run for run in gates.read_history() if run.gate == "grpo"]
+    better = [replace(run, accuracy=run.accuracy + 0.3) for run in history]
+    verdicts = gates.verdicts_on(history[0], gates.read_gates()["grpo"], gates.read_gates(), better)
+    assert any("is too low" in verdict for verdict in verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_rung_of_the_ladder_holds(tmp_path):
+    done = _run("benchmarks/parity.py", "--policies", "dense")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.count(" ok") >= 8 and "TOO FAR" not in done.stdout
