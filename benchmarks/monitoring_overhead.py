@@ -18,7 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from actor.collectives.exchanges import watched_start, watched_wait
+from actor.collectives.exchange_timer import ExchangeTimer
+from actor.collectives.operations import WAIT
 from actor.device import synchronize
 from actor.rank_clock import MegatronTimers, RankClock
 from actor.train_report import RankUsage
@@ -87,8 +88,8 @@ def main() -> None:
     monitor = JitMonitor.install()
     clock = RankClock(on_part=monitor.enter_phase)
     count = options.micro_batches * options.exchanges
-    start = watched_start(ignore, "allreduce", clock, monitor.first_use)
-    wait = watched_wait(ignore, clock)
+    timer = ExchangeTimer(clock, monitor.first_use)
+    start, wait = timer.around("allreduce", ignore), timer.around(WAIT, ignore)
     hooks = median_seconds(lambda: exchanges(clock, start, wait, count))
     call = median_seconds(lambda: training_call(clock, options.micro_batches))
     look = median_seconds(running_compilers)
