@@ -10,11 +10,14 @@ of experts on 8 GPUs: 32 micro-batches, 40 layers, two exchanges a layer and dir
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch.distributed as dist
 
@@ -72,7 +75,7 @@ def exchanges(clock: RankClock, start: Callable[[Any], None], wait: Callable[[An
 
 def driver(folder: Path, seconds: dict[str, float], monitor: JitMonitor) -> None:
     """What the driver makes of the reports of all ranks."""
-    usages = [RankUsage(rank, "node", "", seconds, (), monitor.drain()) for rank in range(RANKS)]
+    usages = [RankUsage(rank, "node", "", "", seconds, (), monitor.drain()) for rank in range(RANKS)]
     append_json_line(folder / "metrics.jsonl", rank_metrics(usages))
     for usage in usages:
         append_json_line(folder / "ranks.jsonl", {"name": usage.name, "seconds": usage.part_seconds})

@@ -71,6 +71,16 @@ def test_a_benchmark_is_calibrated_in_its_own_process(benchmarks, tmp_path):
     assert without_calibration("no line") == ("no line", None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["packing", "monitoring_overhead"])
+def test_a_benchmark_still_prints_what_is_compared(benchmarks, name):
+    from compare_records import COMPARED
+
+    done = subprocess.run([sys.executable, f"benchmarks/{name}.py"], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert all(figure.values(done.stdout) for figure in COMPARED[name])
+
+
 def test_the_driver_s_work_is_measured_with_engines_that_are_stand_ins():
     command = [sys.executable, "-W", "ignore", "benchmarks/driver_scale.py", "--once", "--samples", "512"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=PROJECT)
