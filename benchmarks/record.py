@@ -83,6 +83,7 @@ BENCHMARKS = {
         "Learning gates",
         "Short runs that have to learn as well as they did, and no better (`make gates`).",
     ),
+    "demo_runs": ("Every demo", "Two small iterations of each; a demo that fails is told."),
     "driver_scale": (
         "The driver at 4,096 GPUs",
         "A sample is to cost the same up to a million samples, and the driver's work less than 1 % of a step.",
