@@ -1,4 +1,4 @@
-"""Runs a script between two calibrations in one process: how long fixed work takes on this machine now.
+"""Runs a script between two calibrations in one process: the processor time of fixed work on this machine now.
 
     python benchmarks/calibrated.py benchmarks/packing.py [arguments]
 
@@ -26,14 +26,14 @@ def main() -> None:
 
 
 def calibrate() -> float:
-    """Seconds of the fixed work: the median of a few rounds."""
+    """Processor seconds of the fixed work, the median of a few rounds: what shares the machine costs caches and clock."""
     return median(_round() for _ in range(_ROUNDS))
 
 
 def _round() -> float:
     import numpy as np
 
-    begin = time.perf_counter()
+    begin = time.process_time()
     total = 0
     for number in range(400_000):
         total += number % 7
@@ -43,7 +43,7 @@ def _round() -> float:
     block = np.zeros(8 * 2**20, dtype=np.uint8)
     for _ in range(4):
         block = block.copy()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def without_calibration(output: str) -> tuple[str, float | None]:

@@ -56,7 +56,8 @@ COMPARED = {
         Figure("tokens/s", r"^(rollout tokens/s) .*?([\d,]+)$", "ratio"),
     ),
 }
-"""What is compared of each benchmark. On a GPU, which nobody shares, speeds are compared as they are."""
+"""What is compared of each benchmark. Seconds on a CPU are the processor's, as those of the calibration; on a GPU, which
+nobody shares, a ratio or a rate is compared as it is."""
 
 
 @dataclass(frozen=True)
