@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def calibrate() -> float:
-    """Processor seconds of the fixed work, the median of a few rounds: what shares the machine costs caches and clock."""
+    """Processor seconds of the fixed work, the median of a few rounds."""
     return median(_round() for _ in range(_ROUNDS))
 
 

@@ -56,8 +56,8 @@ COMPARED = {
         Figure("tokens/s", r"^(rollout tokens/s) .*?([\d,]+)$", "ratio"),
     ),
 }
-"""What is compared of each benchmark. Seconds on a CPU are the processor's, as those of the calibration; on a GPU, which
-nobody shares, a ratio or a rate is compared as it is."""
+"""What is compared of each benchmark. Seconds on a CPU are the processor's, like those of the calibration; on a GPU,
+which is not shared, a ratio or a rate is compared as it is."""
 
 
 @dataclass(frozen=True)
