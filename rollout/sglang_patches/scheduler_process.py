@@ -6,7 +6,7 @@ from typing import Any
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
-from rollout.sglang_patches import draft_choice, draft_verification, first_token, fp8_model
+from rollout.sglang_patches import draft_choice, draft_verification, first_token, fp8_model, seeded_draw
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import drafting_model
 from rollout.weights import receiver as weight_receiver
@@ -33,7 +33,10 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
     if os.environ.get(weight_receiver.FP8_VARIABLE) == "1":
         fp8_model.install()
-    _install_drafting(arguments[0] if arguments else keywords["server_args"])
+    server_arguments = arguments[0] if arguments else keywords["server_args"]
+    if server_arguments.enable_deterministic_inference and server_arguments.device == "cuda":
+        seeded_draw.install()
+    _install_drafting(server_arguments)
     run_scheduler_process(*arguments, **keywords)
 
 

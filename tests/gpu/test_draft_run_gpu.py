@@ -9,9 +9,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.mark.timeout(600)
 def test_a_whole_run_trains_the_prediction_layer_and_drafts_with_it(tmp_path):
-    """Actor and engine share the GPU: the drafting layer travels with each update, and sleeps with the engine."""
+    """Drafts come to be kept. Actor and engine share the GPU: the drafting layer travels with each update, and sleeps
+    with the engine."""
     settings = [
-        "run.iterations=3",
+        "run.iterations=4",
+        "warm_start.steps=80",
         f"model.path={tmp_path}/policy",
         f"prepare.directory={tmp_path}/task",
         "ray.colocate=true",
@@ -39,4 +41,6 @@ def test_a_whole_run_trains_the_prediction_layer_and_drafts_with_it(tmp_path):
         assert row["weight_sync/version"] == row["iteration"]
         assert row["mismatch/logprob_abs_mean"] < 0.02
         assert row["rollout/draft_pass_tokens"] >= 1 and row["rollout/draft_break_even_tokens"] > 1
+    # A random layer's drafts are never kept; those of a trained one are, of sums that are spelled digit by digit.
+    assert rows[-1]["rollout/draft_pass_tokens"] > 1.02
     assert rows[-1]["train/mtp_loss"] < rows[1]["train/mtp_loss"] * 1.05

@@ -22,6 +22,7 @@ from rollout.requests import EngineUsage, sample_seed
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.sglang_patches.request_batches import RequestBatches
+from rollout.sglang_patches.seeded_draw import largest_with_noise
 
 
 def setup_of(device="cpu", **engine) -> EngineSetup:
@@ -193,3 +194,20 @@ def test_only_the_models_own_file_is_imported(dense_folder):
     skipped = unneeded_model_modules(dense_folder)
     assert "qwen3" not in skipped
     assert {"llama", "qwen3_moe", "deepseek_v2"} <= set(skipped)
+
+
+def test_no_hash_outweighs_a_probability():
+    """SGLang divides by the largest hash, so that this one is infinite noise."""
+    least, most = 0, 2**32 - 1
+    hashes = torch.tensor([[most, 2**31, 2**31], [least, 2**31, 2**31], [most, 2**31, least]])
+    logprobs = torch.tensor([[-60.0, -0.1, -5.0], [-60.0, -5.0, -0.1], [-torch.inf, -torch.inf, 0.0]])
+    assert largest_with_noise(logprobs, hashes).flatten().tolist() == [1, 2, 2]
+
+
+def test_hashes_draw_what_the_weights_say():
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    hashes = torch.randint(0, 2**32, (40_000, 5), generator=generator)
+    drawn = largest_with_noise(weights.log().expand(40_000, -1), hashes).flatten()
+    shares = torch.bincount(drawn, minlength=5) / 40_000
+    assert shares[4] == 0 and torch.allclose(shares, weights, atol=0.015)
