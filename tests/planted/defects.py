@@ -425,6 +425,34 @@ _ROLLOUT = [
         "for number, bucket in enumerate(reversed(plan)):",
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
     ),
+    Defect(
+        "all tokens of a draft are drawn with one random number",
+        "rollout/sglang_patches/draft_verification.py",
+        "sampler._sample_from_probs(probabilities, repeated, positions, unfiltered)",
+        "sampler._sample_from_probs(probabilities, repeated, positions[::nodes].repeat_interleave(nodes), unfiltered)",
+        "rollout/test_drafts.py::test_what_is_drawn_after_a_draft_is_what_is_drawn_without_one",
+    ),
+    Defect(
+        "the layer that drafts keeps its old weights",
+        "rollout/weights/drafting_model.py",
+        "            self._drafting.load_weights(drafting)\n",
+        "            pass\n",
+        "rollout/test_drafts.py::test_an_update_reaches_the_model_and_the_one_that_drafts_for_it",
+    ),
+    Defect(
+        "a response goes on past the end token that a draft brought with others",
+        "rollout/partial_response.py",
+        "keep = min(len(response.token_ids), limit_tokens, *(() if end is None else (end,)))",
+        "keep = min(len(response.token_ids), limit_tokens)",
+        "rollout/test_drafts.py::test_a_run_of_tokens_does_not_go_past_what_ends_the_response",
+    ),
+    Defect(
+        "scales of 8-bit weights are left out",
+        "rollout/weights/block_fp8.py",
+        '            yield f"{name}{SCALE}", scale\n',
+        '            yield f"{name}{SCALE}", torch.ones_like(scale)\n',
+        "rollout/test_weight_loader.py::test_quantized_experts_are_copied_with_their_scales",
+    ),
 ]
 
 _MEASUREMENT = [
