@@ -57,10 +57,7 @@ class EngineClient:
         answer: asyncio.Future[Generation] = loop.create_future()
         self._answers[request.request_id] = answer
         self._dispatcher.add(request)
-        if not self._assigning:
-            # Later in this turn of the loop, so that one remote call takes all requests made in it.
-            self._assigning = True
-            loop.call_soon(self._assign)
+        self._assign_soon()
         return await answer
 
     async def abort(self) -> None:
@@ -110,6 +107,12 @@ class EngineClient:
                 self._take_back(engine)
         self._assign()
 
+    def _assign_soon(self) -> None:
+        """Later in this turn of the loop, so that one remote call takes all that there is for an engine by then."""
+        if not self._assigning:
+            self._assigning = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
     def _assign(self) -> None:
         self._assigning = False
         with self._fleet.taking_requests() as engines:
@@ -128,7 +131,8 @@ class EngineClient:
             async for reference in answers:
                 for generation in await reference:
                     self._receive(engine, generation)
-                self._assign()
+                if self._dispatcher.has_waiting:
+                    self._assign_soon()
         except ray.exceptions.RayError as error:
             self._note(engine, error)
 

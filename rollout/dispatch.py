@@ -1,9 +1,10 @@
 """Which engine gets which request: the one that has its prefix in the cache, unless balance says otherwise."""
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rollout.engine_loads import EngineLoads
 from rollout.requests import GenerateRequest
 
 _GROUP_SHARE = 1.1
@@ -38,10 +39,7 @@ class Dispatcher:
         self._waiting: deque[GenerateRequest] = deque()
         self._urgent: deque[GenerateRequest] = deque()
         self._waiting_tokens = 0
-        self._tokens = [0] * engines
-        self._requests = [0] * engines
-        self._limit = requests_per_engine
-        self._serving: Mapping[int, object] = dict.fromkeys(range(engines))
+        self._loads = EngineLoads(engines, requests_per_engine)
         self._homes = _Homes() if follow_prefixes else None
         self._later_turns = 0
         self._moved_turns = 0
@@ -61,26 +59,24 @@ class Dispatcher:
         """Only these get requests from now on. An index with another object than before has an empty cache."""
         if self._homes is not None:
             self._homes.see(engines)
-        self._serving = dict(engines)
+        self._loads.serve_by(engines.keys())
 
     def assign(self) -> dict[int, list[GenerateRequest]]:
         """Requests to send now, by engine."""
         batches: dict[int, list[GenerateRequest]] = {}
         while waiting := self._urgent or self._waiting:
-            free = [engine for engine in sorted(self._serving) if self._requests[engine] < self._limit]
-            if not free:
+            least = self._loads.least()
+            if least is None:
                 break
-            engine = self._choose(waiting[0], free)
+            engine = self._choose(waiting[0], least)
             request = waiting.popleft()
             self._waiting_tokens -= request.most_tokens
-            self._requests[engine] += 1
-            self._tokens[engine] += request.most_tokens
+            self._loads.add(engine, request.most_tokens)
             batches.setdefault(engine, []).append(request)
         return batches
 
     def finished(self, engine: int, request: GenerateRequest) -> None:
-        self._requests[engine] -= 1
-        self._tokens[engine] -= request.most_tokens
+        self._loads.remove(engine, request.most_tokens)
 
     def take_waiting(self) -> list[GenerateRequest]:
         """Requests that were not handed out; they are forgotten."""
@@ -90,9 +86,14 @@ class Dispatcher:
         self._waiting_tokens = 0
         return waiting
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for an engine."""
+        return bool(self._urgent or self._waiting)
+
     def busy_engines(self) -> list[int]:
         """Engines with requests in flight."""
-        return [engine for engine, count in enumerate(self._requests) if count]
+        return self._loads.busy()
 
     def take_counts(self) -> RoutingCounts:
         """Since the last call."""
@@ -100,30 +101,29 @@ class Dispatcher:
         self._later_turns = self._moved_turns = 0
         return counts
 
-    def _choose(self, request: GenerateRequest, free: Collection[int]) -> int:
-        least = min(free, key=lambda engine: self._tokens[engine])
+    def _choose(self, request: GenerateRequest, least: int) -> int:
+        """Where its prefix is in the cache, or `least`, the engine with the least load."""
         if self._homes is None:
             return least
         home = self._homes.of_conversation(request)
         if home is None:
             home = self._homes.of_group(request)
-            engine = least if home is None or not self._may_follow(home, request, free, _GROUP_SHARE, 0) else home
+            engine = least if home is None or not self._may_follow(home, request, _GROUP_SHARE, 0) else home
         else:
             spare = _SPARE_REQUESTS * request.most_tokens
-            follows = self._may_follow(home, request, free, _CONVERSATION_SHARE, spare)
+            follows = self._may_follow(home, request, _CONVERSATION_SHARE, spare)
             engine = home if follows else least
             self._later_turns += 1
             self._moved_turns += not follows
         self._homes.note(request, engine)
         return engine
 
-    def _may_follow(
-        self, home: int, request: GenerateRequest, free: Collection[int], share: float, spare_tokens: int
-    ) -> bool:
+    def _may_follow(self, home: int, request: GenerateRequest, share: float, spare_tokens: int) -> bool:
         """Whether `home` has room, and a load of at most `share` times the fair one and `spare_tokens`."""
-        in_flight = sum(self._tokens[engine] for engine in self._serving)
-        fair_tokens = (in_flight + self._waiting_tokens) / len(self._serving)
-        return home in free and self._tokens[home] + request.most_tokens <= share * fair_tokens + spare_tokens
+        if not self._loads.has_room(home):
+            return False
+        fair_tokens = self._loads.fair_tokens(self._waiting_tokens)
+        return self._loads.tokens(home) + request.most_tokens <= share * fair_tokens + spare_tokens
 
     def _queue(self, request: GenerateRequest) -> deque[GenerateRequest]:
         return self._urgent if request.urgent else self._waiting

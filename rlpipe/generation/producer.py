@@ -30,6 +30,7 @@ from rollout.requests import SamplingParameters
 Result = TypeVar("Result")
 
 _LOOK_EVERY_SECONDS = 0.2
+_LOOKING_SHARE = 0.01  # of the driver's time, at most: a look counts all responses that are there
 _ABORT_SECONDS = 30.0
 
 
@@ -161,11 +162,14 @@ class Rollouts:
         deadline = self._config.deadlines.rollout_seconds
         future: Future[Result] = self._loop.submit(coroutine)
         end = time.monotonic() + deadline
+        next_look = 0.0
         while not future.done():
             raise_if_requested()
             if progress is not None:
                 self._while_waiting()
-                self._console.progress(progress())
+                if (begin := time.monotonic()) >= next_look:
+                    self._console.progress(progress())
+                    next_look = begin + (time.monotonic() - begin) / _LOOKING_SHARE
             if time.monotonic() > end:
                 future.cancel()
                 raise self._pool.late(self._client, deadline)

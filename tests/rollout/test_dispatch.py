@@ -1,11 +1,13 @@
 """Which engine gets which request."""
 
+import random
 from dataclasses import replace
 
 import pytest
 from rollout_requests import make_requests
 
 from rollout.dispatch import Dispatcher, RoutingCounts
+from rollout.engine_loads import EngineLoads
 from rollout.requests import GenerateRequest, SamplingParameters
 
 
@@ -31,6 +33,27 @@ def test_requests_beyond_the_room_wait_until_one_has_finished():
     assert dispatcher.assign() == {}
     dispatcher.finished(0, first[0])
     assert [one.request_id for one in dispatcher.assign()[0]] == ["2"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_loaded_engine_is_the_one_that_a_search_finds(seed):
+    numbers = random.Random(seed)
+    loads, flights, serving = EngineLoads(9, most_requests=3), [[] for _ in range(9)], set(range(9))
+    for _ in range(2000):
+        engine = numbers.randrange(9)
+        choice = numbers.random()
+        if choice < 0.5 and loads.has_room(engine):
+            flights[engine].append(numbers.randrange(1, 5))
+            loads.add(engine, flights[engine][-1])
+        elif choice < 0.95 and flights[engine]:
+            loads.remove(engine, flights[engine].pop())
+        elif choice > 0.97:
+            serving = set(numbers.sample(range(9), numbers.randint(1, 9)))
+            loads.serve_by(serving)
+        free = [one for one in sorted(serving) if len(flights[one]) < 3]
+        assert loads.least() == min(free, key=lambda one: sum(flights[one]), default=None)
+        assert loads.fair_tokens(7) == (sum(sum(flights[one]) for one in serving) + 7) / len(serving)
+        assert loads.busy() == [one for one in range(9) if flights[one]]
 
 
 def test_urgent_requests_go_before_all_that_wait():
