@@ -11,7 +11,7 @@ from rlpipe.estimate.engine_pools import EnginePools
 from rlpipe.shared.errors import ConfigError
 from rollout.draft_arguments import draft_arguments
 from rollout.engine_environment import DeviceKind
-from rollout.fp8_arguments import stored_in_fp8
+from rollout.fp8_arguments import fp8_arguments
 from rollout.requests import SamplingParameters
 
 CONTEXT_RESERVE_TOKENS = 2  # of the context, which SGLang keeps free of a request's tokens
@@ -172,13 +172,8 @@ def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None) -> dict[str, 
         "disable_prefill_cuda_graph": True,
         "cuda_graph_max_bs_decode": running_slots(setup),
         "enable_memory_saver": setup.memory_saver,
-        **_fp8_arguments(setup.engine),
+        **fp8_arguments(setup.engine),
     }
-
-
-def _fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
-    weights = {} if engine.quantization == "none" else {"json_model_override_args": stored_in_fp8()}
-    return weights | ({} if engine.kv_cache_dtype == "auto" else {"kv_cache_dtype": "fp8_e4m3"})
 
 
 def _pool_arguments(engine: EngineConfig, pools: EnginePools | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What SGLang is told so that it makes an engine with FP8 weights, and what cannot be one."""
 
 import json
+from typing import Any
 
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.shared.errors import ConfigError
@@ -9,11 +10,21 @@ from rollout.engine_environment import DeviceKind
 _BLOCK = 128
 
 
-def stored_in_fp8() -> str:
-    """SGLang's `json_model_override_args` by which it takes a folder for one that is stored in FP8 by blocks
-    (rollout/sglang_patches/fp8_model.py quantises what it reads of it)."""
-    stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
-    return json.dumps({"quantization_config": stored})
+def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
+    """Of ServerArgs; empty without FP8.
+
+    SGLang takes the model's folder for one that is stored in FP8 by blocks; rollout/sglang_patches/fp8_model.py
+    quantises what it reads of it.
+    """
+    arguments: dict[str, Any] = {}
+    if engine.quantization == "fp8":
+        stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
+        arguments["json_model_override_args"] = json.dumps({"quantization_config": stored})
+        # SGLang's own choice, DeepGEMM, compiles thousands of kernels with nvcc when it first meets a layer.
+        arguments["fp8_gemm_runner_backend"] = "triton"
+    if engine.kv_cache_dtype == "fp8":
+        arguments["kv_cache_dtype"] = "fp8_e4m3"
+    return arguments
 
 
 def check_fp8_device(device: DeviceKind, engine: EngineConfig) -> None:

@@ -28,6 +28,9 @@ def test_sglang_takes_the_folder_for_one_that_is_stored_by_blocks():
     stored = json.loads(fp8["json_model_override_args"])["quantization_config"]
     assert stored["quant_method"] == "fp8" and stored["weight_block_size"] == [128, 128]
     assert fp8["kv_cache_dtype"] == "fp8_e4m3"
+    assert fp8["fp8_gemm_runner_backend"] == "triton"
+    chosen = arguments_of(quantization="fp8", sglang={"fp8_gemm_runner_backend": "deep_gemm"})
+    assert chosen["fp8_gemm_runner_backend"] == "deep_gemm"
     assert set(fp8) <= set(declared_server_arguments())
 
 
