@@ -14,6 +14,7 @@ from sglang.srt.server_args import (
 )
 
 from rlpipe.shared.replaced_parts import replaces
+from rollout.sglang_patches import state_caches
 from rollout.sglang_patches.scheduler_process import run_scheduler
 
 replaces(
@@ -34,6 +35,8 @@ def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
         # With our attention in it, each token is computed by itself, independently of the batch and of the cache.
         add_deterministic_attention_backend_choices(["torch_native"])
         add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+
+    state_caches.install()
 
     class NamedEngine(Engine):
         """An engine of which `instance` is the name in /dev/shm."""

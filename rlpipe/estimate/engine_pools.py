@@ -90,7 +90,7 @@ def states_per_request(engine: EngineConfig, architecture: str) -> int:
     if engine.sglang.get("disable_radix_cache", forgets_prefixes(engine, architecture)):
         return 1
     strategy = engine.sglang.get("mamba_radix_cache_strategy", "auto")
-    if strategy == "auto" and architecture.endswith("ForConditionalGeneration"):
+    if strategy == "auto":
         strategy = "no_buffer" if engine.sglang.get("disable_overlap_schedule") else _OVERLAPPED_STRATEGY
     return _STATES_PER_REQUEST_OVERLAPPED if strategy == _OVERLAPPED_STRATEGY else _STATES_PER_REQUEST
 

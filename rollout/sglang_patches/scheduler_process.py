@@ -6,7 +6,7 @@ from typing import Any
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
-from rollout.sglang_patches import draft_choice, draft_verification, first_token, fp8_model, seeded_draw
+from rollout.sglang_patches import draft_choice, draft_verification, first_token, fp8_model, seeded_draw, state_caches
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import drafting_model
 from rollout.weights import receiver as weight_receiver
@@ -27,6 +27,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         from rollout.sglang_patches import cpu_patches
 
         cpu_patches.install()
+    state_caches.install()
     weight_receiver.install()
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process

@@ -79,7 +79,11 @@ def _events(folder: Path, code: str) -> list[list]:
         [sys.executable, str(program)],
         capture_output=True,
         text=True,
-        env={**os.environ, **caches, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            **caches,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        },
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
