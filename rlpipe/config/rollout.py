@@ -81,6 +81,11 @@ class EngineConfig(Section):
                 f"rollout.engine.dtype is {self.dtype!r}, but FP8 weights and caches go with 'bfloat16': set it so, or "
                 "quantization to 'none' and kv_cache_dtype to 'auto'"
             )
+        if self.quantization == "fp8" and "json_model_override_args" in self.sglang:
+            raise ValueError(
+                "rollout.engine.sglang.json_model_override_args is there, through which rollout.engine.quantization "
+                "'fp8' is told to SGLang: leave one out"
+            )
         return self
 
     @property

@@ -45,6 +45,8 @@ def test_what_cannot_be_quantized_is_refused():
     check_fp8_device("cuda", EngineConfig(quantization="fp8"))
     with pytest.raises(ValueError, match="go with 'bfloat16'"):
         EngineConfig(quantization="fp8", dtype="float32")
+    with pytest.raises(ValueError, match="json_model_override_args is there"):
+        EngineConfig(quantization="fp8", sglang={"json_model_override_args": "{}"})
 
 
 def test_most_weights_and_half_of_the_pool_are_saved():
