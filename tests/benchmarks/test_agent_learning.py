@@ -1,11 +1,15 @@
 """The benchmark compares an environment with an agent that plays it: both are shown the same tokens."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import rewards
 from benchmarks.agent_learning import WAYS
+from rewards import facts_of
+from rlpipe.algorithms import compute_advantages
 from rlpipe.config.load import load_config
 from rlpipe.environments.tasks.grid import Grid
 from rlpipe.generation.episode_makers import episode_maker
@@ -45,7 +49,7 @@ def played(tmp_path: Path, way: str) -> list:
         for number, row in enumerate(Grid().tasks(12, 0)):
             token_ids = tuple(tokenizer(row["prompt"], add_special_tokens=False)["input_ids"])
             prompt = Prompt(f"grid/{number}", row["prompt"], token_ids, row["label"], "grid", row)
-            request = PromptRequest(f"g{number}-0", f"g{number}", prompt, SamplingParameters(96))
+            request = PromptRequest(f"g-{number}", f"g{number % 3}", prompt, SamplingParameters(96))
             made.append(loop.submit(maker.make(request, PartialResponse())))
         return [one.result(60).episode for one in made]
     finally:
@@ -53,14 +57,28 @@ def played(tmp_path: Path, way: str) -> list:
         loop.close()
 
 
-def test_an_agent_is_shown_what_the_environment_shows_and_its_turns_earn_the_same(tmp_path, monkeypatch):
+def reward_of(sample):
+    return rewards.grade("environment", "", "", environment=facts_of(sample)["environment"])
+
+
+def trained(episodes) -> list[tuple[float, ...]]:
+    """Advantages of the tokens, as the run computes them."""
+    config = load_config(Path("configs/demo/grid.yaml"), [])
+    graded = [replace(one, reward=one.reward or reward_of(one)) for one in episodes]
+    result = compute_advantages(graded, config.algorithm, max_response_tokens=96)
+    return [sample.token_advantages for sample in result.samples]
+
+
+def test_an_agent_is_shown_and_credited_with_what_the_environment_shows_and_gives(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
-    environment, endpoint = (played(tmp_path, way) for way in ("environment", "endpoint"))
-    for (direct,), (served,) in zip(environment, endpoint, strict=True):
+    environment, endpoint = ([one for (one,) in played(tmp_path, way)] for way in ("environment", "endpoint"))
+    for direct, served in zip(environment, endpoint, strict=True):
         assert (direct.prompt.token_ids, direct.response_ids) == (served.prompt.token_ids, served.response_ids)
-        assert direct.loss_mask == served.loss_mask
-        rewards = [[turn.reward for turn in sample.turns] for sample in (direct, served)]
-        assert rewards[0] == rewards[1]
-        assert served.reward.score == pytest.approx(direct.outcome.reward + direct.outcome.turn_rewards)
+        assert (direct.loss_mask, direct.rollout_logprobs) == (served.loss_mask, served.rollout_logprobs)
+        assert [turn.reward for turn in direct.turns] == [turn.reward for turn in served.turns]
         assert served.reward.correct == direct.outcome.success
-    assert {sample.outcome.ended for (sample,) in environment} == {"done", "turns"}
+    assert {sample.outcome.ended for sample in environment} == {"done", "turns"}
+    advantages = trained(environment)
+    assert any(any(one) for one in advantages)
+    for one, other in zip(advantages, trained(endpoint), strict=True):
+        assert one == pytest.approx(other)
