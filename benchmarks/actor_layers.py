@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -45,7 +46,7 @@ class Sizes:
 
     tiny: bool
     packs: str
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
     ceiling: int
 
 

@@ -160,9 +160,10 @@ async def agent(task: AgentTask, turns: int) -> float:
         for _ in range(turns):
             answer = await client.chat.completions.create(model=task.model, messages=messages, tools=_TOOLS)  # type: ignore[arg-type]
             message = answer.choices[0].message
+            (call, *_) = message.tool_calls or ()
             messages += [
                 message.model_dump(exclude_none=True),
-                {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": _RESULT},
+                {"role": "tool", "tool_call_id": call.id, "content": _RESULT},
             ]
     return 1.0
 

@@ -46,12 +46,16 @@ def measure(length: int, count: int, name: str) -> tuple[float, float, float]:
     """Milliseconds: of the first pass forward and backward, and medians of later ones."""
     shapes = (HEADS, KEY_VALUE_HEADS, KEY_VALUE_HEADS)
     generator = torch.Generator("cuda").manual_seed(0)
-    options = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
-    leaves = [torch.randn(count * length, heads, CHANNELS, **options).requires_grad_() for heads in shapes]
+    q, k, v = (
+        torch.randn(count * length, heads, CHANNELS, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for heads in shapes
+    )
+    for leaf in (q, k, v):
+        leaf.requires_grad_()
     times = []
     for _ in range(ROUNDS + 1):
         marks = [_now()]
-        out = attend(*leaves, length, name)
+        out = attend(q, k, v, length, name)
         marks.append(_now())
         out.backward(torch.ones_like(out))
         marks.append(_now())

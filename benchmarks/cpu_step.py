@@ -105,16 +105,16 @@ def _run_trl(options: argparse.Namespace, folder: Path) -> list[dict[str, float]
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    import rewards
+    from rewards.grader_registry import grade
 
     torch.set_num_threads(options.threads)
     rows = [json.loads(line) for line in (folder / "task/train.jsonl").read_text().splitlines()]
     steps: list[dict[str, float]] = []
 
-    def reward(completions: list, label: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
+    def reward(completions: list, label: list[str], completion_ids: list[list[int]], **_: object) -> list[float | None]:
         steps[-1]["tokens"] = sum(map(len, completion_ids))
         texts = [completion[0]["content"] for completion in completions]
-        return [rewards.grade("math", text, answer).score for text, answer in zip(texts, label, strict=True)]
+        return [grade("math", text, answer).score for text, answer in zip(texts, label, strict=True)]
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:

@@ -140,9 +140,11 @@ def trained(row: dict[str, Any]) -> bool:
 
 
 def print_iteration(row: dict[str, Any]) -> None:
-    shown = ("rollout/reward_mean", "train/updates_applied_count", "train/gradient_norm", "mismatch/logprob_abs_mean")
-    shown += ("time/step_seconds", "time/rollout_seconds", "perf/rollout_tokens_per_second")
-    shown += ("perf/actor_train_tflops_per_gpu",)
+    shown = (
+        *("rollout/reward_mean", "train/updates_applied_count", "train/gradient_norm", "mismatch/logprob_abs_mean"),
+        *("time/step_seconds", "time/rollout_seconds", "perf/rollout_tokens_per_second"),
+        "perf/actor_train_tflops_per_gpu",
+    )
     facts = (f"{name.split('/')[1]} {row[name]:.4g}" for name in shown if row.get(name) is not None)
     print(f"           iteration {row['iteration']}: {', '.join(facts)}", flush=True)
 
@@ -185,7 +187,8 @@ def compare(way: Way, folder: Path) -> None:
     with way.step("python -m sglang.launch_server --model-path served: start, answer, stop"):
         answers = served_answers(way, folder, prompts)
     with way.step("transformers loads it and computes the same tokens"):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = model.to(DEVICE)
         gaps = torch.cat([gap(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)])
     print(f"           mean of |SGLang - transformers| {gaps.mean():.2e}, largest {gaps.max():.2e}")
     if not gaps.mean() < GAP_LIMIT:

@@ -9,6 +9,7 @@ serves all of them. `computed` are the other prompt tokens.
 
 import argparse
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--engines", type=int, default=2)
     options = parser.parse_args()
-    ray.init(num_cpus=options.engines, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(num_cpus=options.engines, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
         policy = save_random_policy(_POLICY, Path(folder) / "policy", "float32")
         kinds = {

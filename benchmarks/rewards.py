@@ -118,4 +118,4 @@ def _pooled(pool: GradingPool, name: str, case: Case, requests: list[tuple[str, 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

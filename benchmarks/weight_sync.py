@@ -100,7 +100,7 @@ def _plain_updates(config: Config, rounds: int) -> list[float]:
             scheduling_strategy=place.strategy(0),
             runtime_env={"env_vars": engine_environment("cuda", 1, Path(config.model.path), os.environ)},
         )
-        handle = engine.remote(config)
+        handle: Any = engine.remote(config)
         speeds = ray.get([handle.update.remote() for _ in range(rounds + 1)])
         ray.get(handle.stop.remote())
     return speeds[1:]

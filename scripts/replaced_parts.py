@@ -117,7 +117,7 @@ def _parts_of(path: Path, tree: ast.Module) -> Iterator[Part]:
             continue
         if node.func.id not in ("replaces", "relies_on"):
             continue
-        options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
         for target in node.args:
             yield Part(ast.literal_eval(target), f"{path}:{node.lineno}", node.func.id == "replaces", **options)
 
@@ -158,8 +158,8 @@ def _file_of(module: str) -> Path:
 @cache
 def _installed_version(package: str) -> str | None:
     name = DISTRIBUTIONS.get(package, package)
-    where = {} if _search is None else {"path": _search}
-    return next((found.version for found in distributions(name=name, **where)), None)
+    found = distributions(name=name) if _search is None else distributions(name=name, path=_search)
+    return next((one.version for one in found), None)
 
 
 @cache
@@ -287,7 +287,7 @@ class _Scan(ast.NodeVisitor):
             name = node.args[1]
             on_own = _root(node.args[0]) == "self"
             if not on_own:
-                self._add(node, name.value if isinstance(name, ast.Constant) else "")
+                self._add(node, str(name.value) if isinstance(name, ast.Constant) else "")
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -388,7 +388,8 @@ def read_record() -> dict[str, dict[str, str]]:
 
 
 def compare(parts: list[Part], record: Mapping[str, Mapping[str, str]]) -> Comparison:
-    changed, skipped = [], []
+    changed: list[str] = []
+    skipped: list[str] = []
     by_target: dict[str, list[Part]] = {}
     for part in parts:
         by_target.setdefault(part.target, []).append(part)
