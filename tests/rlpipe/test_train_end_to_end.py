@@ -1,6 +1,7 @@
 """Whole runs by the command line: real Ray, SGLang and Megatron-core on a CPU; exact resume; nothing left behind."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from run_support import (
     run_command,
     start_command,
 )
+from safetensors.torch import load_file, save_file
 
 from rlpipe.monitoring.metric_dictionary import check_names
 from rlpipe.shared.phases import PHASES
@@ -79,6 +81,22 @@ def test_an_evaluation_of_the_trained_policy_says_what_the_run_said_of_it(four):
     printed, _ = json.JSONDecoder().raw_decode(output[output.rindex("{") :])
     last = metric_rows(folder / "small")[-1]
     assert printed == {name: value for name, value in last.items() if name.startswith("eval/")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_weight_that_is_not_finite_ends_a_command_in_a_sentence(four, tmp_path, command):
+    policy = shutil.copytree(four[0] / "small/policy", tmp_path / "policy")
+    tensors = load_file(policy / "model.safetensors")
+    tensors["model.embed_tokens.weight"][-1, 0] = math.nan  # of a token that no text has
+    save_file(tensors, policy / "model.safetensors", {"format": "pt"})
+    mark = uuid.uuid4().hex
+    process = start_command(command, *run_arguments(tmp_path, *UNTRACKED, f"model.path={policy}"), mark=mark)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 2, output
+    assert f"error: model.embed_tokens.weight in {policy}/model.safetensors holds values that are not finite" in output
+    assert "Traceback" not in output
+    assert_no_process_is_left(mark)
 
 
 def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path):
