@@ -40,12 +40,17 @@ def growing_run(folder: Path, iterations: int) -> Iterator[tuple[int, Sizes]]:
     log = folder / "output.log"
     process = start_command("train", *arguments, mark=mark, output=log)
     metrics, seen = folder / "small/metrics.jsonl", 0
-    while process.poll() is None:
-        rows = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-        if rows > seen:
-            seen = rows
-            yield rows - 1, _sizes(mark)
-        time.sleep(0.1)
+    try:
+        while process.poll() is None:
+            rows = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+            if rows > seen:
+                seen = rows
+                yield rows - 1, _sizes(mark)
+            time.sleep(0.1)
+    finally:
+        if process.poll() is None:  # nobody asks for more
+            process.terminate()
+            process.wait()
     assert process.returncode == 0, log.read_text()
 
 
