@@ -51,6 +51,16 @@ BENCHMARKS = {
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding, and "
         "on a CPU its own attention, which is why it is faster there.",
     ),
+    "rollout_hybrid": (
+        "Decoding of a hybrid policy",
+        "As above, with the first layers of Qwen3.5-35B-A3B's shape, and where a decoding step's time goes on the GPU. "
+        "The pool is to reach 97 % of raw SGLang.",
+    ),
+    "tune_moe": (
+        "Block sizes of the experts' kernel",
+        "What `rollout/moe_kernel_blocks` holds for this card, beside SGLang's choice without a file, and the floor: "
+        "every touched expert read once, or the card's speed.",
+    ),
     "prefix_routing": (
         "Conversations that find their cache",
         "Several engines with `rollout.request_routing: prefix` are to have at least 90 % of the hits of one engine; "
@@ -145,6 +155,10 @@ QUESTIONS = {
 """What a reader may ask, in the order of the page."""
 
 
+ARGUMENTS = {"rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile")}
+"""Of records that are one more way to run a benchmark: its name, and its arguments."""
+
+
 SUITES = {
     "default_suite": "bash scripts/test.sh",
     "whole_suite": "bash scripts/test.sh --slow",
@@ -181,8 +195,10 @@ def main() -> None:
 
 def run(name: str, arguments: list[str]) -> Record:
     """Run a benchmark or a suite, and show its lines as they come. Raises CalledProcessError when it fails."""
-    shown = SUITES[name].split() if name in SUITES else ["python", f"benchmarks/{name}.py"]
-    started = shown if name in SUITES else [sys.executable, "benchmarks/calibrated.py", f"benchmarks/{name}.py"]
+    script, *fixed = ARGUMENTS.get(name, (name,))
+    program = [f"benchmarks/{script}.py", *fixed]
+    shown = SUITES[name].split() if name in SUITES else ["python", *program]
+    started = shown if name in SUITES else [sys.executable, "benchmarks/calibrated.py", *program]
     lines = []
     with subprocess.Popen([*started, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as benchmark:
         for line in benchmark.stdout or ():

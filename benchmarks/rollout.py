@@ -214,7 +214,7 @@ def _profile(engine: Any, prompts: list[list[int]], folder: Path) -> None:
         time.sleep(1)
     time.sleep(1)  # it is written in one go, but not renamed into place
     times, span_seconds = trace_times(found[0])
-    print(f"decoding, {_PROFILED_STEPS} steps of {span_seconds / _PROFILED_STEPS * 1e3:.2f} ms")
+    print(f"decoding under a profiler, {_PROFILED_STEPS} steps of {span_seconds / _PROFILED_STEPS * 1e3:.2f} ms")
     print_groups(times)
 
 
