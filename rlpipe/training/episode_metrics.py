@@ -10,14 +10,13 @@ from rlpipe.shared.turn import Outcome, ToolUse, Turn
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Nothing where every episode is one response of one turn."""
-    several = [episode for episode in episodes if has_turns(episode)]
-    if not several:
+    """Of all episodes; nothing where each is one response of one turn."""
+    if not any(map(has_turns, episodes)):
         return {}
-    taken = [_turns(episode) for episode in several]
-    outcomes = [episode[0].outcome for episode in several if episode[0].outcome is not None]
+    taken = [_turns(episode) for episode in episodes]
+    outcomes = [episode[0].outcome for episode in episodes if episode[0].outcome is not None]
     generated = sum(turn.end - turn.start for turns in taken for turn in turns)
-    trained = sum(sample.trained_tokens for episode in several for sample in episode)
+    trained = sum(sample.trained_tokens for episode in episodes for sample in episode)
     return {
         "episode/turns_mean": fmean(map(len, taken)),
         "episode/turns_max": float(max(map(len, taken))),

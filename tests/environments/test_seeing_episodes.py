@@ -45,7 +45,7 @@ def episodes(tokenizer):
 def test_metrics_tell_of_turns_tools_and_states(episodes):
     metrics = episode_metrics(episodes)
     check_names(metrics)
-    assert metrics["episode/turns_mean"] == pytest.approx((3 + 3 + 2) / 3)
+    assert metrics["episode/turns_mean"] == pytest.approx((3 + 3 + 2 + 1) / 4)  # the single turn is an episode, too
     assert (metrics["episode/tool_calls_count"], metrics["episode/tool_failures_unknown_count"]) == (4, 2)
     assert metrics["episode/success_share"] == pytest.approx(2 / 3)
     assert (metrics["episode/ended_done_count"], metrics["episode/trained_share"]) == (3, 1)
