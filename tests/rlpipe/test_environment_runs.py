@@ -1,9 +1,8 @@
-"""Whole runs of environments: two agents with an exact resume, a game learned from nothing, tools in use."""
+"""Whole runs of environments: two agents with an exact resume, a game of many turns learned from nothing."""
 
 import pytest
 from run_support import UNTRACKED, metric_rows, run_command
 
-from rewards.sandbox.program import namespaces_work
 from rlpipe.monitoring.json_lines import read_json_lines
 
 
@@ -49,35 +48,3 @@ def test_a_game_of_many_turns_is_learned_from_random_weights(tmp_path):
     assert held_out[0] < 0.1
     assert held_out[-1] > 0.6
     assert rows[-1]["episode/success_share"] > rows[1]["episode/success_share"]
-
-
-_FEW = ["run.iterations=2", "rollout.prompts_per_iteration=4", "rollout.samples_per_prompt=4", "prepare.tasks.test=4"]
-_FEW += ["eval.interval_iterations=2", "algorithm.updates_per_iteration=1"]
-_SHOW = '<tool_call>{{"name": "show", "arguments": {{}}}}</tool_call>'
-_TAUGHT = {
-    "search": ["warm_start.steps=100", "warm_start.sequences_per_step=32"],
-    "repair": [
-        "warm_start={steps: 60, stop_at_loss: 0.05, sequences_per_step: 8, learning_rate: 3.0e-3}",
-        f"warm_start.response_template='{_SHOW}'",
-        "rollout.generate.environment.max_turns=3",
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["search", "repair"])
-def test_tools_are_used_in_training_and_what_they_told_is_not_trained(tmp_path, name):
-    if name == "repair" and not namespaces_work():
-        pytest.skip("this machine permits no namespaces")
-    run_command("train", *_arguments(tmp_path, f"configs/demo/{name}.yaml", *_FEW, *_TAUGHT[name]))
-    rows = metric_rows(tmp_path / "run")[1:]
-    assert all((row["rollout/episodes_count"], row["rollout/failed_count"]) == (16, 0) for row in rows)
-    assert sum(row.get("episode/tool_calls_count", 0) for row in rows) > 0
-    assert {row.get("episode/trained_share", 1.0) for row in rows} == {1.0}
-    assert not any(row.get("episode/cleanup_failures_count", 0) for row in rows)
-    episodes = read_json_lines(tmp_path / "run" / "episodes.jsonl").rows
-    used = [one for one in episodes if any(turn["tools"] for turn in one["sequences"][0]["turns"])]
-    assert {"search": "search", "repair": "show"}[name] in run_command(
-        "replay", str(tmp_path / "run"), used[0]["episode"]
-    )
