@@ -44,7 +44,7 @@ _SETTINGS = {
     "lora": "actor.lora",
     "base": "the weights in model.path",
 }
-_LORA_SETTINGS = {"rank", "alpha", "use_rslora", "targets", "experts"}
+_LORA_SETTINGS = {"rank", "alpha", "use_rslora", "targets", "experts", "base"}
 
 
 class Checkpointer:

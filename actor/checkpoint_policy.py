@@ -9,7 +9,7 @@ from megatron.core import dist_checkpointing
 
 from actor import distributed
 from actor.checkpoint import READ_ERRORS, error_summary, load_trained, sharding_metadata, trained_content
-from actor.hf.adapter_modules import install_adapters
+from actor.hf.adapter_modules import install_adapters, pack_base
 from actor.hf.adapter_weights import save_adapters
 from actor.hf.load_weights import load_hf
 from actor.hf.policy_folder import save_hf
@@ -38,6 +38,7 @@ def export_checkpoint(checkpoint: Path, output: Path, source: Path, actor: Actor
     with _restored(checkpoint, source, actor) as chunk:
         if actor.lora is not None:
             load_hf([chunk], chunk.description, source)
+            pack_base([chunk], actor.lora)
         save_hf([chunk], chunk.description, output, source, facts)
 
 

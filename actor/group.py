@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -23,7 +23,7 @@ from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
-from rlpipe.shared.weights import WeightBucket, WeightGroup
+from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
 
 T = TypeVar("T")
 _STOP_SECONDS = 60.0
@@ -186,9 +186,9 @@ class ActorGroup:
         """Write the policy in Hugging Face layout, with what `facts` tell of it."""
         self._all("save_hf", self._config.deadlines.checkpoint_seconds, directory.absolute(), facts)
 
-    def weight_plan(self) -> tuple[WeightBucket, ...]:
-        """What `begin_send_weights` sends, in order."""
-        return self._all("weight_plan", self._config.deadlines.start_seconds)[0]
+    def weight_plans(self) -> Mapping[WeightContent, tuple[WeightBucket, ...]]:
+        """What `begin_send_weights` sends, in order, for each content that this policy can be sent as."""
+        return self._all("weight_plans", self._config.deadlines.start_seconds)[0]
 
     def listen_for_engines(self) -> list[str]:
         """Addresses, one per process, at which the engine on the same device can open its buffers."""
@@ -205,13 +205,15 @@ class ActorGroup:
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: "; ".join(filter(None, self._gather(references, seconds, "join_weight_groups"))))
 
-    def begin_send_weights(self, verify: bool = False, receiving: Sequence[Any] = ()) -> Pending[WeightSendReport]:
+    def begin_send_weights(
+        self, verify: bool = False, receiving: Sequence[Any] = (), content: WeightContent = "merged"
+    ) -> Pending[WeightSendReport]:
         """Send the policy to the joined engines, which must be receiving at the same time.
 
         receiving: references to the engines' calls. An engine that fails ends the transfer, which the report tells; the
         processes of the actor are as they were.
         """
-        references = self._call("send_weights", verify, list(receiving))
+        references = self._call("send_weights", verify, list(receiving), content)
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: _merge_sent(self._gather(references, seconds, "weight_sync")))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from actor.device import synchronize_compute
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
-from actor.hf.adapter_modules import install_adapters, without_dropout
+from actor.hf.adapter_modules import install_adapters, pack_base, without_dropout
 from actor.hf.adapter_weights import start_adapters
 from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.load_weights import load_hf
@@ -180,6 +180,7 @@ class Trainer:
         load_hf(self.policy, self.description, self.options.model_path)
         lora = self.options.actor.lora
         if lora is not None:
+            pack_base(self.policy, lora)
             start_adapters(self.policy, lora, self.options.seed)
             return ReferenceWeights.without_adapters(self.policy) if self.options.keep_reference else None
         return ReferenceWeights(self._parameters()) if self.options.keep_reference else None

@@ -3,10 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 
+from actor.hf.adapter_modules import table_of_adapters
+from actor.hf.adapter_weights import iter_engine_factors
+from actor.hf.engine_adapters import engine_factor_specs, engine_refusal
 from actor.hf.export import export_plan, iter_export
 from actor.models.policy_model import PolicyModel
 from actor.train_report import WeightSendReport
@@ -14,7 +18,7 @@ from actor.weight_transport import Broadcast, SharedBuffers, TransferError, Weig
 from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener
-from rlpipe.shared.weights import BUFFERS, TensorSpec, WeightBucket, WeightGroup, checksum
+from rlpipe.shared.weights import BUFFERS, TensorSpec, WeightBucket, WeightContent, WeightGroup, checksum
 
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[WeightBucket, ...]:
@@ -36,7 +40,10 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Weight
 
 class WeightSender:
     """Every process of the actor has one. In a broadcast global rank 0 sends to all engines; where buffers are shared
-    with the engines on the same devices, each process feeds its own."""
+    with the engines on the same devices, each process feeds its own.
+
+    plans: the buckets of each content that this policy can be sent as.
+    """
 
     def __init__(
         self,
@@ -51,7 +58,7 @@ class WeightSender:
         self._with_mtp = with_mtp
         # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
         self._description = replace(description, fused_experts=True, fused_mtp_experts=True)
-        self.plan = plan_buckets(export_plan(self._description, dtype, with_mtp=with_mtp), bucket_bytes)
+        self.plans = _plans(policy, self._description, dtype, bucket_bytes, with_mtp)
         self._listener: Listener | None = None
         self._transport: WeightTransport | None = None
         self._senders: Mapping[int, WeightGroup] = {}
@@ -81,8 +88,11 @@ class WeightSender:
         return ""
 
     @torch.no_grad()
-    def send(self, verify: bool, engine_failed: Callable[[], bool] = lambda: False) -> WeightSendReport:
-        """Hand every bucket of `plan` over as one flat tensor, in order. Collective over the actor's processes.
+    def send(
+        self, verify: bool, engine_failed: Callable[[], bool] = lambda: False, content: WeightContent = "merged"
+    ) -> WeightSendReport:
+        """Hand every bucket of `plans[content]` over as one flat tensor, in order. Collective over the actor's
+        processes.
 
         A transfer that fails ends for this process alone, which leaves its group so that the engines in it learn of it.
         Raises WeightSyncError where no group was joined. engine_failed: asked while the engines are waited for.
@@ -90,20 +100,19 @@ class WeightSender:
         start = time.perf_counter()
         if not self._senders or (self._transport is None and dist.get_rank() in self._senders):
             raise WeightSyncError("no weight group was joined: call begin_join_weight_groups before sending weights")
-        everywhere = set(self._senders) != {0}
-        tensors = iter_export(self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp)
+        plan, tensors = self.plans[content], self._tensors(content)
         sums: tuple[str, ...] = ()
         failure = ""
         if self._transport is not None:
             try:
-                sums = tuple(self._hand_over(self._transport, tensors, verify, engine_failed))
+                sums = tuple(self._hand_over(self._transport, plan, tensors, verify, engine_failed))
             except TransferError as error:
                 failure = f"weights did not reach an engine: {error}"
                 self.leave()
         for name, _ in tensors:  # other processes wait for this one's part
             if self._transport is not None:
                 raise WeightSyncError(f"export gave {name} after the end of the weight plan")
-        size = sum(bucket.size_bytes for bucket in self.plan)
+        size = sum(bucket.size_bytes for bucket in plan)
         return WeightSendReport(size, time.perf_counter() - start, sums, failure)
 
     def leave(self) -> None:
@@ -112,28 +121,56 @@ class WeightSender:
             self._transport.leave()
             self._transport = None
 
+    def _tensors(self, content: WeightContent) -> Iterator[tuple[str, torch.Tensor | None]]:
+        everywhere, lora = set(self._senders) != {0}, self._policy[0].lora
+        if content == "merged" or lora is None:
+            return iter_export(self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp)
+        factors = iter_engine_factors(self._policy, lora, everywhere=everywhere)
+        if content == "adapters":
+            return factors
+        model = iter_export(
+            self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp, merge=False
+        )
+        return chain(model, factors)
+
     def _joined(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> WeightTransport:
         if group.backend != BUFFERS:
             return Broadcast(group, store, timeout_seconds)
         if self._listener is None:
             raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
         listener, self._listener = self._listener, None
-        return SharedBuffers(listener, self.plan, timeout_seconds)
+        largest = max(self.plans.values(), key=len)
+        return SharedBuffers(listener, largest, timeout_seconds)
 
     def _hand_over(
         self,
         transport: WeightTransport,
+        plan: Sequence[WeightBucket],
         tensors: Iterator[tuple[str, torch.Tensor | None]],
         verify: bool,
         engine_failed: Callable[[], bool],
     ) -> Iterator[str]:
         """Yields the checksum of each bucket, empty unless `verify`."""
-        for bucket in self.plan:
+        for bucket in plan:
             flat = transport.room(bucket)
             _fill(flat, bucket, tensors)
             yield checksum(flat.cpu().view(torch.uint8).numpy().data) if verify else ""
             transport.publish(flat, engine_failed)
         transport.finish(engine_failed)
+
+
+def _plans(
+    policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, bucket_bytes: int, with_mtp: bool
+) -> Mapping[WeightContent, tuple[WeightBucket, ...]]:
+    model = plan_buckets(export_plan(description, dtype, with_mtp=with_mtp), bucket_bytes)
+    lora = policy[0].lora
+    if lora is None:
+        return {"merged": model}
+    table = table_of_adapters(policy, lora)
+    if engine_refusal(description, table):
+        return {"merged": model}
+    adapters = plan_buckets(engine_factor_specs(table, lora.rank, dtype), bucket_bytes)
+    return {"merged": model, "model_and_adapters": (*model, *adapters), "adapters": adapters}
 
 
 def _senders(groups: Sequence[WeightGroup | None]) -> Mapping[int, WeightGroup]:

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
 from rlpipe.shared.pack import Pack
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, register_worker
-from rlpipe.shared.weights import WeightBucket, WeightGroup
+from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
 
 BESIDE_TORCH_BYTES = 3 * 2**29
 """Device memory of one process that torch does not count: the CUDA context, kernels, NCCL's buffers."""
@@ -196,8 +196,8 @@ class ActorWorker:
         if lora is not None:
             save_adapters(self._trainer.policy, lora, directory / "adapter", self._config.model.path)
 
-    def weight_plan(self) -> tuple[WeightBucket, ...]:
-        return self._sender.plan
+    def weight_plans(self) -> Mapping[WeightContent, tuple[WeightBucket, ...]]:
+        return self._sender.plans
 
     def listen_for_engine(self) -> str:
         return self._sender.listen()
@@ -206,10 +206,10 @@ class ActorWorker:
         """Why it did not work; empty where it did."""
         return self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
 
-    def send_weights(self, verify: bool, receiving: Sequence[Any]) -> WeightSendReport:
+    def send_weights(self, verify: bool, receiving: Sequence[Any], content: WeightContent) -> WeightSendReport:
         self._trainer.memory.require("weights", "sending weights")
         with self._clock.part("weight_sync"):
-            return self._sender.send(verify, lambda: _any_failed(receiving))
+            return self._sender.send(verify, lambda: _any_failed(receiving), content)
 
     def take_usage(self, next_iteration: int, keep_spans: bool) -> RankUsage:
         synchronize()
@@ -244,7 +244,7 @@ class ActorWorker:
     def _engine_bytes(self) -> int:
         """Device memory of a colocated engine's weights, and of the buffers they arrive through; the engine's rounding
         and its own needs are in the reserve."""
-        weights = sum(bucket.size_bytes for bucket in self._sender.plan)
+        weights = sum(bucket.size_bytes for bucket in self._sender.plans["merged"])
         buffers = 2 * self._config.weight_sync.bucket_bytes
         return weights // self._config.rollout.engine.tensor_parallel + buffers + 2 * 2**30
 

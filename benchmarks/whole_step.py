@@ -3,7 +3,8 @@
 The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random weights; responses have a forced length.
 
     python benchmarks/whole_step.py                                    one GPU, responses of 2,048 and of 8,192 tokens
-    python benchmarks/whole_step.py --layers 8 actor.lora.rank=32      adapters, beside the same without them
+    python benchmarks/whole_step.py --layers 8 --lora 0,32 --response-tokens 2048      full training and adapters
+    python benchmarks/whole_step.py --model Qwen3-8B --lora 32 --response-tokens 2048
     python benchmarks/whole_step.py --gpus 2 --tensor 2 --sequence --kl
     python benchmarks/whole_step.py --table --gpus 2 --expert 2        guard x Gated DeltaNet kernel, one row each
     python benchmarks/whole_step.py --tiny --vocabulary 320 --response-tokens 16 --prompts 2 --samples 2      a CPU
@@ -87,7 +88,9 @@ COLUMNS = [
     Row("train s", "perf/train_seconds"),
     Row("tokens/s", "perf/actor_tokens_per_second", form=",.0f"),
     Row("TFLOP/s/GPU", "perf/actor_train_tflops_per_gpu", form=",.1f"),
+    Row("weight sync s", "time/weight_sync_seconds"),
     Row("step s", "time/step_seconds"),
+    Row("actor's GPU peak GB", "memory/actor_gpu_peak_bytes", scale=1e-9, form=",.1f"),
 ]
 
 
@@ -112,8 +115,8 @@ class Run:
     def title(self) -> str:
         case = self.case
         return (
-            f"{case.response_tokens:,} tokens, guard {case.guard}, gdn {case.gdn}, caches {self.caches}: "
-            f"{self.layers} layers, {self.parameters / 1e9:.2f} B; {self.chosen}; {self.ended}"
+            f"{case.response_tokens:,} tokens, {case.trained}, guard {case.guard}, gdn {case.gdn}, "
+            f"caches {self.caches}: {self.layers} layers, {self.parameters / 1e9:.2f} B; {self.chosen}; {self.ended}"
         )
 
 
@@ -155,6 +158,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add("--model", default="", help="a whole model of configs/models, with random weights, in place of those layers")
     add("--layers", default="auto", help="first layers of the shape, or auto: as many as `plan` says fit")
     add("--vocabulary", type=int, default=32_768)
     add("--tiny", action="store_true", help="small widths and float32, for a CPU")
@@ -169,6 +173,7 @@ def arguments() -> argparse.Namespace:
     add("--expert", type=int, default=1)
     add("--engine-tensor", type=int, default=1, help="GPUs of an engine")
     add("--kl", action="store_true", help="a KL term, and so a reference pass")
+    add("--lora", default="0", help="ranks of adapters, one run each; 0 trains the model itself")
     add("--guard", default="off", help=f"guard of collectives, one run each: {', '.join(GUARDS)}")
     add("--gdn", default="", help="kernels of Gated DeltaNet, one run each: fla, flashqla, torch")
     add("--table", action="store_true", help="every guard with every kernel")
@@ -184,6 +189,7 @@ def arguments() -> argparse.Namespace:
     options.gdn = kernels.split(",")
     options.guard = list(GUARDS) if options.table else options.guard.split(",")
     options.response_tokens = [int(length) for length in options.response_tokens.split(",")]
+    options.lora = [int(rank) for rank in options.lora.split(",")]
     if unknown := set(options.guard) - set(GUARDS):
         parser.error(f"--guard {', '.join(sorted(unknown))}: use {', '.join(GUARDS)}")
     if on_gpu and options.gpus > options.here.gpus:
@@ -206,8 +212,10 @@ def prepared_runs(options: argparse.Namespace, folder: Path) -> Iterator[Run]:
     gpus = min(options.gpus, options.here.gpus)
     cluster = options.here.model_copy(update={"node": options.here.node.model_copy(update={"gpus": gpus})})
     setup = Setup(options, folder, cluster)
-    cases = [Case(*parts) for parts in itertools.product(options.response_tokens, options.guard, options.gdn)]
-    layers = setup.most_layers(cases) if options.layers == "auto" else int(options.layers)
+    cases = [
+        Case(*parts) for parts in itertools.product(options.response_tokens, options.guard, options.gdn, options.lora)
+    ]
+    layers = setup.layers(cases)
     begin = time.monotonic()
     policy = save_random_policy(setup.shape(layers), folder / "policy", setup.dtype)
     print(f"policy of {layers} layers written in {time.monotonic() - begin:.0f} s", flush=True)
@@ -290,12 +298,20 @@ def run_lines(run: Run) -> list[str]:
 
 def table_lines(runs: list[Run]) -> list[str]:
     """One row for each run: means over its iterations after the first, which compiles."""
-    lines = ["", f"{'tokens':>8} {'guard':12}{'gdn':10}" + "".join(f"{column.title:>19}" for column in COLUMNS)]
+    titles = "".join(f"{column.title:>21}" for column in COLUMNS)
+    lines = ["", f"{'tokens':>8} {'trained':12}{'guard':12}{'gdn':10}" + titles]
     for run in runs:
         later = run.iterations[1:] or run.iterations
-        cells = (_cell(fmean(row[column.metric] for row in later) if later else None, column, 19) for column in COLUMNS)
-        lines.append(f"{run.case.response_tokens:>8,} {run.case.guard:12}{run.case.gdn:10}" + "".join(cells))
+        cells = (_cell(_mean(later, column.metric), column, 21) for column in COLUMNS)
+        case = run.case
+        lines.append(f"{case.response_tokens:>8,} {case.trained:12}{case.guard:12}{case.gdn:10}" + "".join(cells))
     return lines
+
+
+def _mean(rows: list[dict[str, float]], metric: str) -> float | None:
+    """None where no row has it: a CPU has no peak of a GPU."""
+    values = [row[metric] for row in rows if metric in row]
+    return fmean(values) if values else None
 
 
 def _cell(value: float | None, row: Row, width: int) -> str:

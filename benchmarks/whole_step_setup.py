@@ -17,6 +17,7 @@ from rlpipe.config.save import resolved_yaml
 from rlpipe.estimate.run_estimate import Plan, plan
 from rlpipe.training.trained_share import planned_model
 
+MODELS = Path(__file__).resolve().parent.parent / "configs" / "models"
 PROJECT = Path(__file__).resolve().parent.parent
 _MOST_LAYERS = 40
 _PERIOD_LAYERS = 4
@@ -25,15 +26,20 @@ _DISK_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Case:
-    """One run: forced length of responses, guard of collectives, kernel of Gated DeltaNet."""
+    """One run: forced length of responses, guard of collectives, kernel of Gated DeltaNet, rank of adapters or 0."""
 
     response_tokens: int
     guard: str
     gdn: str
+    lora: int
+
+    @property
+    def trained(self) -> str:
+        return f"lora {self.lora}" if self.lora else "full"
 
     @property
     def name(self) -> str:
-        return f"{self.response_tokens}-{self.guard}-{self.gdn}"
+        return f"{self.response_tokens}-{self.guard}-{self.gdn}-{self.trained.replace(' ', '')}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,16 @@ class Setup:
 
     def shape(self, layers: int) -> dict[str, Any]:
         """config.json of the policy."""
+        if self.options.model:
+            config: dict[str, Any] = json.loads((MODELS / self.options.model / "config.json").read_text())
+            return config
         return hybrid_config(layers, self.options.vocabulary, self.options.tiny)
+
+    def layers(self, cases: list[Case]) -> int:
+        """Of the policy: all of a whole model, as many as are asked for, or as fit."""
+        if self.options.model:
+            return int(self.shape(0)["num_hidden_layers"])
+        return self.most_layers(cases) if self.options.layers == "auto" else int(self.options.layers)
 
     def most_layers(self, cases: list[Case]) -> int:
         """The most layers, in whole periods of three Gated DeltaNet and one attention layer, with which all cases fit
@@ -133,7 +148,8 @@ class Setup:
 
     def _actor(self, case: Case) -> dict[str, Any]:
         options = self.options
-        return {
+        adapters = {"lora": {"rank": case.lora}, "optimizer": {"cpu_offload_fraction": 0.0}} if case.lora else {}
+        return adapters | {
             "dtype": self.dtype,
             "processes": options.gpus,
             "parallel": {

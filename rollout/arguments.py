@@ -9,6 +9,7 @@ from rlpipe.config.jit import JitConfig
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.engine_pools import EnginePools
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.weights import EngineAdapter
 from rollout.draft_arguments import draft_arguments
 from rollout.engine_environment import DeviceKind
 from rollout.fp8_arguments import fp8_arguments
@@ -42,6 +43,11 @@ _RESERVED = {
     "speculative_adaptive": "rollout.engine.draft.method",
     "speculative_adaptive_config": "rollout.engine.draft.method",
     "speculative_use_rejection_sampling": None,
+    "enable_lora": "weight_sync.adapters",
+    "lora_paths": None,
+    "lora_target_modules": "actor.lora.targets",
+    "max_lora_rank": "actor.lora.rank",
+    "max_loras_per_batch": None,
     "nccl_port": None,
     "dist_init_addr": None,
 }
@@ -57,7 +63,8 @@ class EngineSetup:
     `log_path` receives what its processes print; `routes_shape`, layers and experts per token, asks for expert choices;
     `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them;
     `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
-    `restart` counts the engines that were lost in its place; `awaits_weights` makes requests wait for an update.
+    `adapter`: room for one, which updates may bring beside the weights; `restart` counts the engines that were lost in
+    its place; `awaits_weights` makes requests wait for an update.
     """
 
     index: int
@@ -76,6 +83,7 @@ class EngineSetup:
     devices: tuple[str, ...] = ()
     jit: JitConfig = JitConfig()
     warm_up: tuple[SamplingParameters, ...] = ()
+    adapter: EngineAdapter | None = None
     restart: int = 0
     awaits_weights: bool = False
 
@@ -104,7 +112,7 @@ def server_arguments(
     check_argument_names(setup.engine.sglang, known)
     per_device = _cpu_arguments(setup, recurrent) if setup.device == "cpu" else _cuda_arguments(setup, pools)
     drafting = draft_arguments(setup.engine, setup.model_path, setup.sends_draft)
-    return _common_arguments(setup) | per_device | drafting | setup.engine.sglang
+    return _common_arguments(setup) | per_device | drafting | _adapter_arguments(setup) | setup.engine.sglang
 
 
 def kv_cache_tokens(setup: EngineSetup) -> int:
@@ -173,6 +181,18 @@ def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None) -> dict[str, 
         "cuda_graph_max_bs_decode": running_slots(setup),
         "enable_memory_saver": setup.memory_saver,
         **fp8_arguments(setup.engine),
+    }
+
+
+def _adapter_arguments(setup: EngineSetup) -> dict[str, Any]:
+    if setup.adapter is None:
+        return {}
+    cpu = {"lora_backend": "torch_native"} if setup.device == "cpu" else {}
+    return cpu | {
+        "enable_lora": True,
+        "max_lora_rank": setup.adapter.rank,
+        "lora_target_modules": list(setup.adapter.modules),
+        "max_loras_per_batch": 2,  # ours and none at all, so that neither drives the other out
     }
 
 

@@ -92,6 +92,8 @@ class Engine:
         cleanup.remove_opened_files(setup.instance)
         started = time.perf_counter()
         self._watch.start(manager)
+        if setup.adapter is not None:
+            await self._weights.open_adapter(setup.adapter, setup.engine.tensor_parallel)
         if setup.warm_up:
             # Activations stay in memory until weights come, so that what is free then is free in every iteration.
             await self._watch.call(warm_up_engine(self._sglang, setup, self._responses.request_tokens))
@@ -176,6 +178,8 @@ class Engine:
     ) -> WeightReceipt:
         """Receives all buckets of `plan` in order, then becomes `version`. `in_flight`: interrupt running requests.
 
+        From then on requests are answered with the adapter if `plan` has it, and without if it has none.
+
         Nothing that older weights computed is used afterwards: the cache of prefixes is emptied first. Raises
         WeightSyncError when a bucket cannot be loaded; requests wait then until an update has come whole.
         """
@@ -187,6 +191,7 @@ class Engine:
             self._pause.hold()
             checksums = await self._weights.receive(plan, version, group_name)
             self._responses.version = version
+            self._responses.with_adapter = any(bucket.holds_adapters for bucket in plan)
             self._pause.release()
         self._usage.note_span("weight_sync", begin)
         return WeightReceipt(self._setup.index, version, time.perf_counter() - begin, checksums)

@@ -14,6 +14,7 @@ from rlpipe.jit_monitor import worker_caches
 from rlpipe.model.hub import HubName
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.remote import cluster_accelerator
+from rlpipe.shared.weights import EngineAdapter
 from rollout.arguments import EngineSetup
 from rollout.cleanup import engine_directory
 from rollout.draft_arguments import check_device
@@ -24,7 +25,11 @@ from rollout.requests import SamplingParameters
 
 
 def engine_setups(
-    config: Config, model_path: str, placement: Any = None, log_directory: str | None = None
+    config: Config,
+    model_path: str,
+    placement: Any = None,
+    log_directory: str | None = None,
+    adapter: EngineAdapter | None = None,
 ) -> list[EngineSetup]:
     """Of all engines of `config`; see `RolloutPool.start`. Raises ConfigError for what no engine on a CPU can do."""
     run = uuid.uuid4().hex[:8]
@@ -35,6 +40,7 @@ def engine_setups(
         _setup(config, index, model_path, device, f"{run}e{index}", log_directory)
         for index in range(config.rollout.engines)
     ]
+    setups = [replace(setup, adapter=adapter) for setup in setups]
     if placement is None:
         return setups
     return [replace(setup, devices=placement.devices_of(setup.index)) for setup in setups]

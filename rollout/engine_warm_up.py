@@ -10,6 +10,7 @@ from rlpipe.shared.replaced_parts import relies_on
 from rollout.arguments import EngineSetup
 from rollout.requests import SamplingParameters, sglang_sampling
 from rollout.warm_up_waves import EngineLimits, Wave, WaveRequest, decoding_wave, warm_up_waves
+from rollout.weights.weight_requests import ADAPTER_NAME
 
 relies_on(
     "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
@@ -75,6 +76,7 @@ async def _answer(
             sampling_params=sglang_sampling(sampling, setup.seed),
             return_logprob=True,
             return_routed_experts=setup.routes_shape is not None,
+            lora_path=None if setup.adapter is None else ADAPTER_NAME,
         ),
         None,
     )

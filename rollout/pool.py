@@ -9,6 +9,7 @@ import ray
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError
 from rlpipe.shared.remote import deadline_error, on_node
+from rlpipe.shared.weights import EngineAdapter
 from rollout.arguments import EngineSetup
 from rollout.cleanup import end_engine, remove_files
 from rollout.client import EngineClient
@@ -65,15 +66,16 @@ class RolloutPool:
         log_directory: str | None = None,
         say: Callable[[str], None] = lambda _: None,
         on_fault: Callable[[Fault], None] = lambda _: None,
+        adapter: EngineAdapter | None = None,
     ) -> Self:
         """Starts the engines of `config` in the background; `wait_until_ready` waits for them.
 
         `placement` has `.strategy(index)`, a Ray scheduling strategy, `.devices_of(index)` and `.gpus_per_bundle`;
         without it Ray places the engines anywhere, on a CPU. Each engine prints into
         `log_directory/rollout_engine_<index>.log`. `say` gets lines for the user, and `on_fault` every healed engine,
-        in another thread.
+        in another thread. adapter: for which engines keep room, so that updates can bring it apart from the weights.
         """
-        setups = engine_setups(config, model_path, placement, log_directory)
+        setups = engine_setups(config, model_path, placement, log_directory, adapter)
         return cls(config, setups, placement, say, on_fault)
 
     def launch(self, setup: EngineSetup) -> RunningEngine:

@@ -21,6 +21,7 @@ from rollout.reported_routes import decoded_routes
 from rollout.requests import GenerateRequest, Generation, SamplingParameters, sglang_sampling
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.shared_prompts import SharedPrompts
+from rollout.weights.weight_requests import ADAPTER_NAME
 
 relies_on(
     "sglang.srt.entrypoints.engine:Engine._scheduler_init_result",
@@ -56,7 +57,8 @@ class _Work:
 
 
 class ResponseWriter:
-    """Of a started SGLang engine. version: of the weights that sample from now on; whoever changes it pauses `pause`.
+    """Of a started SGLang engine. version: of the weights that sample from now on, with_adapter: whether SGLang adds
+    its adapter to them; whoever changes these pauses `pause`.
 
     request_tokens: the longest prompt plus response that SGLang takes. kv_cache_tokens: the size of its pool.
     """
@@ -73,6 +75,7 @@ class ResponseWriter:
         self._aborts = 0
         self._tokens_at_once = setup.engine.draft.verified_tokens
         self.version = 0
+        self.with_adapter = False
         self.kv_cache_tokens: int = sglang._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
         # SGLang shortens longer ones silently, or aborts them (Scheduler.init_req_max_new_tokens).
         self.request_tokens = min(self._manager.context_len, self.kv_cache_tokens) - CONTEXT_RESERVE_TOKENS
@@ -178,7 +181,8 @@ class ResponseWriter:
         """SGLang's answers to one request, of which the first is the whole one."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        answers: AsyncIterator[dict[str, Any]] = self._manager.generate_request(GenerateReqInput(**fields), None)
+        request = GenerateReqInput(**fields, lora_path=ADAPTER_NAME if self.with_adapter else None)
+        answers: AsyncIterator[dict[str, Any]] = self._manager.generate_request(request, None)
         return answers
 
     def _extended(

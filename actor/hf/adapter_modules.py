@@ -10,7 +10,19 @@ from actor.hf.adapter_table import AdaptedWeight, Kind, adapter_table
 from actor.hf.tensor_placement import local_parameters, shard_group
 from actor.hf.weight_table import PADDING
 from actor.layers.expert_lora import ExpertsLora, SharedExpertsLora
-from actor.layers.lora import ColumnLora, EmbeddingLora, HeadLora, Lora, LoraEmbedding, LoraPlace, RowLora
+from actor.layers.experts import GroupedExperts
+from actor.layers.float8_weight import pack
+from actor.layers.lora import (
+    ColumnLora,
+    EmbeddingLora,
+    HeadLora,
+    Lora,
+    LoraColumnLinear,
+    LoraEmbedding,
+    LoraPlace,
+    LoraRowLinear,
+    RowLora,
+)
 from actor.models.policy_model import PolicyModel, padded_vocabulary, policy_of
 from rlpipe.config.lora import LoraConfig
 
@@ -42,6 +54,19 @@ def install_adapters(chunks: Sequence[PolicyModel], lora: LoraConfig) -> None:
                 layer.add_module(adapted.module, _CLASSES[adapted.kind](chunk.config, _place(adapted), weight, lora))
                 if adapted.kind == "embedding":
                     layer.__class__ = LoraEmbedding
+
+
+def pack_base(chunks: Sequence[PolicyModel], lora: LoraConfig) -> None:
+    """Round the loaded projections to 8 bits where `lora.base` says so: those of decoder layers, routed experts among
+    them. Embedding, head, norms, convolutions and routers stay as they are."""
+    if lora.base != "float8":
+        return
+    for chunk in chunks:
+        for module in chunk.decoder.modules():
+            names = ("weight1", "weight2") if isinstance(module, GroupedExperts) else ("weight",)
+            if isinstance(module, GroupedExperts | LoraColumnLinear | LoraRowLinear):
+                for name in names:
+                    pack(getattr(module, name))
 
 
 def _place(adapted: AdaptedWeight) -> LoraPlace:

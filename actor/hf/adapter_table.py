@@ -14,10 +14,10 @@ from actor.hf.weight_table import PADDING, Entry, Piece, Source, weight_table
 from rlpipe.config.lora import LoraConfig
 from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import ActorError
+from rlpipe.shared.weights import ADAPTER_ROOT
 
 Kind = Literal["column", "row", "embedding", "head", "experts", "shared_experts"]
 
-PEFT_ROOT = "base_model.model."
 ALL_LINEAR = "all-linear"
 _KINDS: dict[str, Kind] = {
     "word_embeddings.weight": "embedding",
@@ -208,7 +208,7 @@ def _whole(like: Entry, sources: Sequence[Source]) -> Entry:
 
 
 def _named(source: Source, factor: str, shape: tuple[int, ...]) -> Source:
-    return Source(f"{PEFT_ROOT}{_module_name(source)}.{factor}", shape)
+    return Source(f"{ADAPTER_ROOT}{_module_name(source)}.{factor}", shape)
 
 
 def _column(weight: Entry, slots: tuple[int | None, ...], rank: int) -> tuple[Entry, Entry]:
@@ -264,4 +264,4 @@ def _experts_name(source: Source, lora: LoraConfig) -> str:
     """PEFT wraps the module of the experts once for each adapted tensor of it: the first one lies inside the second."""
     experts, tensor = source.name.rsplit(".", 1)
     nested = tensor == "gate_up_proj" and _is_target(experts + ".down_proj", "experts", lora.targets)
-    return f"{PEFT_ROOT}{experts}.{'base_layer.' if nested else ''}"
+    return f"{ADAPTER_ROOT}{experts}.{'base_layer.' if nested else ''}"

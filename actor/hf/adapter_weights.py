@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from actor.hf.adapter_files import (
 )
 from actor.hf.adapter_modules import table_of_adapters
 from actor.hf.adapter_table import AdaptedWeight
+from actor.hf.engine_adapters import engine_factors
 from actor.hf.export import iter_adapters
 from actor.hf.policy_folder import replace_folder
 from actor.hf.safetensors_reader import HfCheckpoint, assemble
@@ -25,6 +26,7 @@ from actor.hf.tensor_placement import local_parameter, local_parameters, shard_g
 from actor.models.policy_model import policy_of
 from rlpipe.config.lora import LoraConfig
 from rlpipe.shared.disk_errors import written_whole
+from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.policy_facts import PolicyFacts
 
 _ZERO_FIRST = ("lora_B.weight", "lora_embedding_A")
@@ -79,6 +81,23 @@ def save_adapters(
                 facts.write(partial)
             replace_folder(partial, output)
     dist.barrier()
+
+
+def iter_engine_factors(
+    chunks: Sequence[torch.nn.Module], lora: LoraConfig, *, everywhere: bool = False
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield (PEFT's name, factor) in the order of `engine_factors`. Collective; values are where `iter_export` has
+    them."""
+    table = table_of_adapters(chunks, lora)
+    trained = iter_adapters(chunks, [entry for one in table for entry in (one.a, one.b)], everywhere=everywhere)
+    device, dtype = next(chunks[0].parameters()).device, policy_of(chunks[0]).config.params_dtype
+    for factor in engine_factors(table, lora.rank):
+        if factor.is_trained:
+            yield factor.name, next(trained)[1]
+        else:
+            yield factor.name, torch.zeros(factor.shape, dtype=dtype, device=device)
+    for name, _ in trained:
+        raise WeightSyncError(f"the actor has {name}, of which engines were told nothing")
 
 
 class _FreshFactors:

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from actor.hf.adapter_modules import adapters_by_weight
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
+from actor.layers.float8_weight import whole
 from actor.layers.lora import Lora
 from actor.models.policy_model import policy_of
 from rlpipe.model.description import TrainableModel
@@ -18,26 +19,32 @@ __all__ = ["export_plan", "iter_adapters", "iter_export"]
 
 
 def iter_export(
-    chunks: Sequence[torch.nn.Module], model: TrainableModel, *, everywhere: bool = False, with_mtp: bool = False
+    chunks: Sequence[torch.nn.Module],
+    model: TrainableModel,
+    *,
+    everywhere: bool = False,
+    with_mtp: bool = False,
+    merge: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
     """Yield (Hugging Face name, tensor) in the order of `export_plan`. Collective: all ranks iterate to the end.
 
     The tensor is complete, in the parameters' dtype and on the device, on global rank 0 (on every rank with
     `everywhere`) and None elsewhere; it may be a view of the live parameter. Only one parameter is gathered at a time.
-    A weight with an adapter comes merged with it; its own stays as it is.
+    merge: a weight with an adapter comes merged with it; its own stays as it is.
     with_mtp: also the trained multi-token-prediction layer, which rollout engines need to draft with, and not else.
     """
     entries = [
         entry for entry in table_of(chunks, model) if entry.copy_of is None and (with_mtp or entry.layer != "mtp")
     ]
-    return _iter_entries(chunks, entries, local_parameters(chunks), adapters_by_weight(chunks), everywhere)
+    adapters = adapters_by_weight(chunks) if merge else {}
+    return _iter_entries(chunks, entries, local_parameters(chunks), adapters, everywhere)
 
 
 def iter_adapters(
-    chunks: Sequence[torch.nn.Module], entries: Sequence[Entry]
+    chunks: Sequence[torch.nn.Module], entries: Sequence[Entry], *, everywhere: bool = False
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
     """The same for the factors of adapters, under PEFT's names. entries: of `adapter_table`, all of the model's."""
-    return _iter_entries(chunks, entries, local_parameters(chunks, adapters=True), {}, everywhere=False)
+    return _iter_entries(chunks, entries, local_parameters(chunks, adapters=True), {}, everywhere)
 
 
 @torch.no_grad()
@@ -70,10 +77,11 @@ def _gather(entry: Entry, param: torch.Tensor, adapter: Lora | None, everywhere:
     shard = shard_group(entry)
     if not everywhere and not _feeds_rank_zero(shard.group):
         return None
-    own = (param.detach() if adapter is None else adapter.merged(param)).contiguous().flatten()
+    weight = whole(param)
+    own = (weight if adapter is None else adapter.merged(weight)).contiguous().flatten()
     if entry.split == "replicated" or shard.size == 1:
         return own
-    flat = param.new_empty(shard.size * param.numel())
+    flat = own.new_empty(shard.size * param.numel())
     dist.all_gather_into_tensor(flat, own, group=shard.group)
     return flat
 

@@ -10,6 +10,7 @@ from megatron.core.transformer.module import MegatronModule
 
 from actor.layers.expert_lora import ExpertsLora, SharedExpertsLora
 from actor.layers.expert_rows import grouped_product
+from actor.layers.float8_weight import used_whole
 from actor.layers.fusion import fused
 
 _Lora: TypeAlias = ExpertsLora | SharedExpertsLora | None
@@ -81,7 +82,8 @@ class GroupedExperts(MegatronModule):
         offsets: torch.Tensor,
         lora: _Lora,
     ) -> torch.Tensor:
-        output = grouped_product(rows, weight, offsets)
+        with used_whole(weight) as made:
+            output = grouped_product(rows, made, offsets)
         return output if lora is None else lora.add_to(output, rows, offsets)
 
     def sharded_state_dict(

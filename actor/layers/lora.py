@@ -24,9 +24,16 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
+from actor.layers.float8_weight import used_whole
 from rlpipe.config.lora import LoraConfig
 from rlpipe.shared.replaced_parts import relies_on
 
+relies_on(
+    "megatron.core.tensor_parallel.layers:ColumnParallelLinear._forward_impl",
+    "megatron.core.tensor_parallel.layers:RowParallelLinear._forward_impl",
+    why="a weight of 8 bits is made whole for the product alone",
+    drop_when="a layer takes the function that multiplies",
+)
 relies_on(
     "megatron.core.ssm.gated_delta_net:_split_tensor_factory",
     why="a checkpoint holds the parts of a fused projection apart, and those of its adapter too",
@@ -206,13 +213,18 @@ class EmbeddingLora(RowLora):
 
 
 class LoraColumnLinear(ColumnParallelLinear):
-    """A column-parallel layer that may have an adapter."""
+    """A column-parallel layer that may have an adapter, and a weight of 8 bits."""
 
     lora: ColumnLora | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.register_module("lora", None)
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with used_whole(weight) as made:
+            output: Tensor = super()._forward_impl(input, made, *args, **kwargs)
+        return output
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(input_, *args, **kwargs)
@@ -224,13 +236,18 @@ class LoraColumnLinear(ColumnParallelLinear):
 
 
 class LoraRowLinear(RowParallelLinear):
-    """A row-parallel layer that may have an adapter."""
+    """A row-parallel layer that may have an adapter, and a weight of 8 bits."""
 
     lora: RowLora | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.register_module("lora", None)
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with used_whole(weight) as made:
+            output: Tensor = super()._forward_impl(input, made, *args, **kwargs)
+        return output
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(input_)

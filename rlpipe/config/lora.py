@@ -35,6 +35,10 @@ class LoraConfig(Section):
     init: Literal["kaiming", "gaussian"] = "kaiming"
     """How the first factor begins, as PEFT's `init_lora_weights` (true, "gaussian"); the second is zero."""
 
+    base: Literal["same", "float8"] = "same"
+    """How the frozen projections lie in memory: in `actor.dtype`, or as 8-bit floats, which takes half of bfloat16's
+    bytes and some seconds of each pass (docs/lora.md). Engines and exports get these rounded weights, too."""
+
     start_path: str | None = None
     """Folder of an adapter in PEFT's layout to begin with, instead of `init`."""
 

@@ -8,6 +8,8 @@ from pydantic import Field, PositiveInt, field_validator
 from rlpipe.config.base import Name, RayAddress, Section
 from rlpipe.shared.secret_text import is_secret_key, secret_values
 
+AdapterUpdates = Literal["auto", "merged", "alone"]
+
 
 class WeightSyncConfig(Section):
     """How new weights reach the engines."""
@@ -18,6 +20,12 @@ class WeightSyncConfig(Section):
 
     verify: bool = False
     """Compare checksums of what was sent and what the engines hold after every update."""
+
+    adapters: AdapterUpdates = "auto"
+    """How `actor.lora` reaches the engines. `merged`: in the model's weights, all of which are sent every time.
+    `alone`: to engines that keep adapters beside the model, which is sent once; generation then multiplies by them,
+    too. `auto`: what takes less time, tried at the start of a run where engines can serve the adapters
+    (docs/lora.md)."""
 
 
 class CheckpointConfig(Section):

@@ -33,6 +33,7 @@ _DRIVER = 2_000_000_000
 _LOGITS_COPIES = 5
 _SCALE_BYTES_PER_WEIGHT = 4 / 128**2  # of FP8 by blocks
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
+_FLOAT8_BYTES = 1 + 1 / 32  # a value, and its share of a block's exponent (actor/layers/float8_weight.py)
 _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
 USED_SHARE_OF_SPARE = 0.8
@@ -147,13 +148,24 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     head += rows * model.shape.hidden_size * 4 if model.adapters is None else 0
     layer = recomputed_bytes(model.shape, actor, element, fused)
     return {
-        "parameters": own * element,
+        "parameters": _parameter_bytes(config, model, own),
         "adapters": 0 if model.adapters is None else trained * element,
         "gradients": trained * 4,
         "activations": kept_bytes(model.shape, actor, element, fused),
         "recomputed layer" if layer > head else "logits chunk": max(layer, head),
         "weight sync": 0 if config.sft else 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
     }
+
+
+def _parameter_bytes(config: Config, model: Model, own: int) -> int:
+    """Of a rank's `own` parameters, frozen projections among them as `actor.lora.base` stores them."""
+    actor = config.actor
+    element = _BYTES[actor.dtype]
+    if actor.lora is None or actor.lora.base == "same":
+        return own * element
+    both = actor.parallel.pipeline == 1 and not model.tied
+    vocabulary = (1 + both) * model.shape.vocab_size * model.shape.hidden_size // actor.parallel.tensor
+    return vocabulary * element + math.ceil((own - vocabulary) * _FLOAT8_BYTES)
 
 
 def _optimizer_bytes(config: Config, model: Model) -> float:

@@ -180,8 +180,10 @@ def _room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory)
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """All weights leave actor rank 0 once, or pass through the memory of each GPU that actor and engine share."""
-    size, speeds, network = model.parameters * _PARAMETER_BYTES, cluster.speeds, cluster.network
+    """All weights, or adapters where they go alone, leave actor rank 0 once, or pass through the memory of each GPU
+    that actor and engine share."""
+    sent = model.trained if config.weight_sync.adapters == "alone" else model.parameters
+    size, speeds, network = sent * _PARAMETER_BYTES, cluster.speeds, cluster.network
     if not cluster.gpus:
         speed = speeds.gloo_gigabytes_per_second
     elif config.ray.colocate:

@@ -21,6 +21,28 @@ JOIN_SECONDS = 60.0
 """A group whose processes have not met after so long lacks one of them."""
 
 
+WeightContent = Literal["merged", "model_and_adapters", "adapters"]
+"""What an update sends: one model, with adapters merged into its weights where there are any; the model as it is and
+its adapters beside it; or these alone, to engines that hold the model."""
+
+
+ADAPTER_ROOT = "base_model.model."
+"""Before the names of adapters' factors, which are PEFT's; no weight of a model is called so."""
+
+
+@dataclass(frozen=True)
+class EngineAdapter:
+    """An adapter for which an engine keeps room beside the weights: it adds `scale x b @ a` to projections, each with a
+    pair of factors of inner width `rank`.
+
+    modules: the last parts of the projections' Hugging Face names.
+    """
+
+    rank: int
+    scale: float
+    modules: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class WeightGroup:
     """Where an update's processes meet.
@@ -84,6 +106,16 @@ class WeightBucket:
 
     tensors: tuple[TensorSpec, ...]
     size_bytes: int
+
+    @property
+    def holds_adapters(self) -> bool:
+        """Whether these are factors of adapters; none holds both factors and weights."""
+        return is_factor(self.tensors[0].name)
+
+
+def is_factor(name: str) -> bool:
+    """Whether a tensor of an update is one of an adapter's factors."""
+    return name.startswith(ADAPTER_ROOT)
 
 
 def checksum(data: "Buffer") -> str:

@@ -21,6 +21,7 @@ from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.supervised.warm_start import warm_start
+from rlpipe.training.adapter_updates import check_adapter_updates, with_measured_choice, with_saved_choice
 from rlpipe.training.checkpoints import (
     Checkpoints,
     RunState,
@@ -143,8 +144,10 @@ def open_run(config: Config, opening: Opening = Opening()) -> Iterator[Run]:
         inputs = load_inputs(config)
         config, choices = with_memory_choices(inputs.config, bool(opening.resume))
         inputs = replace(inputs, config=config)
+        config = with_saved_choice(config, bool(opening.resume))
         check_policy(config)
         check_algorithm(config)
+        check_adapter_updates(config)
     for made in inputs.made:
         console.say(f"made {made}")
     for note in (*inputs.notes, *choices, *trained_notes(config)):
@@ -180,6 +183,8 @@ def open_session(run: Run) -> Iterator[Session]:
         workers.wait_for_engines(console, clock)
         with clock.task("weights", "sending weights to the engines"):
             weights = WeightSync(config, actor, pool, memory_sharing)
+            run.config = with_measured_choice(run.config, weights, pool, state.iteration, console.say)
+            weights.adapters_alone = run.config.weight_sync.adapters == "alone"
             weights.push(state.iteration)
         memory_sharing.take_seconds()  # belong to no iteration
         memory_sharing.take_metrics()

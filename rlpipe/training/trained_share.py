@@ -30,9 +30,10 @@ def trained_notes(config: Config) -> tuple[str, ...]:
     table = _adapters(policy, lora)
     trained, frozen = sum(one.parameters for one in table), sum(tensor.elements for tensor in export_plan(policy))
     projections = sum(slot is not None for one in table for slot in one.slots)
+    base = ", their projections in 8 bits" if lora.base == "float8" else ""
     note = (
         f"LoRA of rank {lora.rank} on {projections} projections: {trained:,} parameters are trained, {frozen:,} are "
-        f"frozen ({trained / (trained + frozen):.3%} of all are trained)"
+        f"frozen{base} ({trained / (trained + frozen):.3%} of all are trained)"
     )
     return (note,)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import RlpipeError, WeightSyncError
 from rlpipe.shared.remote import together
-from rlpipe.shared.weights import BUFFERS, WeightGroup
+from rlpipe.shared.weights import BUFFERS, WeightContent, WeightGroup
 from rlpipe.training.memory_sharing import MemorySharing
 from rlpipe.training.placement import cluster_gpus
 
@@ -26,6 +26,8 @@ class WeightSync:
 
     The groups are made anew when other engines are to receive than last time. An engine that is lost in an update is
     left out, and the update done again where it did not reach the others whole; they answer nothing in between.
+
+    adapters_alone: an engine that has the model gets the policy's adapters and nothing else.
     """
 
     def __init__(self, config: Config, actor: "ActorGroup", pool: "RolloutPool", memory_sharing: MemorySharing) -> None:
@@ -33,20 +35,25 @@ class WeightSync:
         self._memory_sharing = memory_sharing
         self._actor = actor
         self._pool = pool
-        self._plan = actor.weight_plan()
+        self._plans = actor.weight_plans()
         self._joined: list[RunningEngine] = []
+        self._with_model: set[RunningEngine] = set()
+        self.adapters_alone = config.weight_sync.adapters == "alone"
         self.version = -1
+
+    @property
+    def can_send_adapters(self) -> bool:
+        """Whether engines have room for the policy's adapters."""
+        return "adapters" in self._plans and all(engine.setup.adapter is not None for engine in self._pool.up())
 
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines that are up hold `version`."""
         with self._memory_sharing.during_weight_sync():
             report = self._deliver(self._pool.up, version)
         self.version = version
-        metrics = {
-            "weight_sync/version": float(version),
-            "weight_sync/bytes": float(sum(bucket.size_bytes for bucket in self._plan)),
-        }
+        metrics = {"weight_sync/version": float(version)}
         if report is not None:
+            metrics["weight_sync/bytes"] = float(report.size_bytes)
             metrics["weight_sync/gigabytes_per_second"] = report.size_bytes / report.seconds / 1e9
         return metrics
 
@@ -63,17 +70,26 @@ class WeightSync:
     def _deliver(self, wanted: Callable[[], list["RunningEngine"]], version: int) -> "WeightSendReport | None":
         """Until the engines that are wanted and not lost have `version`; None where there are none."""
         while engines := wanted():
-            report = self._send(version) if self._join(engines) else None
+            content = self._content(engines)
+            if content != "adapters":
+                self._with_model -= set(engines)
+            report = self._send(version, content) if self._join(engines) else None
             if report is not None:
+                self._with_model |= set(engines) if content == "model_and_adapters" else set()
                 return report
             self._joined = []
         return None
 
-    def _send(self, version: int) -> "WeightSendReport | None":
+    def _content(self, engines: Sequence["RunningEngine"]) -> WeightContent:
+        if not self.adapters_alone:
+            return "merged"
+        return "adapters" if self._with_model.issuperset(engines) else "model_and_adapters"
+
+    def _send(self, version: int, content: WeightContent) -> "WeightSendReport | None":
         """None when an engine was lost before all others had everything."""
         in_flight = self._config.rollout.mode == "async"
-        calls = self._pool.weights.start_receiving(self._plan, version, in_flight)
-        sending = self._actor.begin_send_weights(self._config.weight_sync.verify, calls.references)
+        calls = self._pool.weights.start_receiving(self._plans[content], version, in_flight)
+        sending = self._actor.begin_send_weights(self._config.weight_sync.verify, calls.references, content)
         failed = threading.Event()
 
         def sent() -> "WeightSendReport":

@@ -12,6 +12,7 @@ from rlpipe.config.root import Config
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.shared.interrupts import CleanupStack
+from rlpipe.training.adapter_updates import engine_room, merged_note
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
 from rlpipe.training.placement import Placement, placements
 from rlpipe.training.ray_cluster import ray_cluster
@@ -99,6 +100,8 @@ def open_workers(
 ) -> Iterator[Workers]:
     """The actor's processes start and import while engines load and warm up, and take device memory only after that."""
     with CleanupStack() as stack:
+        for note in merged_note(config):
+            console.say(note)
         faults = Path(log_directory) / "faults.jsonl"
         pool = RolloutPool.start(
             config,
@@ -107,6 +110,7 @@ def open_workers(
             log_directory,
             say=console.say,
             on_fault=lambda fault: append_json_line(faults, asdict(fault)),
+            adapter=engine_room(config),
         )
         stack.callback(pool.stop)
         actor = ActorGroup.launch(config, bundles.actor, log_directory)

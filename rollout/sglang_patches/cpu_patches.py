@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.replaced_parts import replaces
-from rollout.sglang_patches import batch_invariance, cpu_routes
+from rollout.sglang_patches import batch_invariance, cpu_lora, cpu_routes
 from rollout.sglang_patches.cpu_attention import DecodeAttention, PrefillAttention
 
 replaces(
@@ -52,6 +52,7 @@ def install() -> None:
     backend._run_sdpa_forward_extend = PrefillAttention()
     _use_seeded_sampler()
     cpu_routes.install()
+    cpu_lora.install()
 
 
 def _use_seeded_sampler() -> None:

@@ -16,7 +16,8 @@ import torch.distributed
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from rlpipe.shared.replaced_parts import relies_on, replaces
-from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum
+from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum, is_factor
+from rollout.weights.adapter_loader import load_adapter
 from rollout.weights.block_fp8 import quantized
 from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
@@ -118,6 +119,7 @@ def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: st
     source: WeightSource = updater._model_update_group[group_name]
     verify, fp8 = os.environ.get(VERIFY_VARIABLE) == "1", os.environ.get(FP8_VARIABLE) == "1"
     checksums: list[str] = []
+    factors: dict[str, torch.Tensor] = {}
     model = with_drafting_model(updater.get_model())
     for number, bucket in enumerate(plan):
         sizes = [tensor.elements for tensor in bucket]
@@ -125,7 +127,10 @@ def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: st
             with source.bucket(sum(sizes), getattr(torch, bucket[0].dtype)) as flat:
                 pieces = zip(bucket, flat.split(sizes), strict=True)
                 tensors = [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
-                source.loader.load(model, list(quantized(tensors)) if fp8 else tensors)
+                if is_factor(bucket[0].name):
+                    factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
+                else:
+                    source.loader.load(model, list(quantized(tensors)) if fp8 else tensors)
                 if verify:
                     checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
@@ -135,6 +140,11 @@ def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: st
         source.loader.finish(model)
     except Exception as error:
         return RankAnswer(failure=f"small tensors: {type(error).__name__}: {error}")
+    try:
+        if factors:
+            load_adapter(updater.get_model_runner().lora_manager, factors)
+    except Exception as error:
+        return RankAnswer(failure=f"adapters: {type(error).__name__}: {error}")
     return RankAnswer(tuple(checksums))
 
 

@@ -1,13 +1,17 @@
-"""What an engine asks of SGLang about weights: to join and leave groups, and to receive an update."""
+"""What an engine asks of SGLang about weights: to join and leave groups, to receive an update, and to make room for an
+adapter."""
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from rlpipe.shared.errors import WeightSyncError
+from rlpipe.shared.errors import EngineFailure, WeightSyncError
 from rlpipe.shared.guarded_port import Endpoint
-from rlpipe.shared.weights import BUFFERS, WeightBucket, WeightGroup
+from rlpipe.shared.weights import BUFFERS, EngineAdapter, WeightBucket, WeightGroup
 from rollout.weights.update_messages import Answer, plan_fields
+
+ADAPTER_NAME = "policy"
+"""Of the one adapter that an engine has, in SGLang's words the `lora_path` of a request."""
 
 
 class WeightRequests:
@@ -40,6 +44,26 @@ class WeightRequests:
                 f"engine {self._index} could not join weight group {group.name!r} at "
                 f"{', '.join(group.addresses)}:{group.port}: {message}"
             )
+
+    async def open_adapter(self, adapter: EngineAdapter, tensor_parallel: int) -> None:
+        """Has SGLang make the adapter, all zeros; updates fill it where it is. Raises EngineFailure."""
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterFromTensorsReqInput
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        request = LoadLoRAAdapterFromTensorsReqInput(
+            lora_name=ADAPTER_NAME,
+            config_dict={
+                "peft_type": "LORA",
+                "r": adapter.rank,
+                # SGLang divides by the rank whatever `use_rslora` says.
+                "lora_alpha": adapter.scale * adapter.rank,
+                "target_modules": list(adapter.modules),
+            },
+            serialized_named_tensors=[MultiprocessingSerializer.serialize({})] * tensor_parallel,
+        )
+        answer = await self._call(self._manager.load_lora_adapter_from_tensors(request, None))
+        if not answer.success:
+            raise EngineFailure(f"engine {self._index}: SGLang made no room for an adapter: {answer.error_message}")
 
     async def leave(self, name: str) -> None:
         from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput

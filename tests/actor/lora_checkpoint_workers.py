@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs, reshard, save_and_continue, two_steps
 from megatron.core import dist_checkpointing
+from safetensors.torch import load_file
 from train_workers import trainer
 
 from actor.checkpoint import Checkpointer
 from actor.hf.adapter_modules import adapters
-from actor.hf.adapter_weights import save_adapters
+from actor.hf.adapter_weights import iter_engine_factors, save_adapters
 from actor.hf.export import iter_export
 from actor.hf.policy_folder import save_hf
 from actor.trainer import Trainer
+from actor.weight_sender import WeightSender
 from rlpipe.shared.errors import CheckpointError
 from rlpipe.shared.pack import Pack
 
@@ -35,6 +38,7 @@ def single_process_cases(rank: int, count: int, paths: dict[str, Path], folder: 
         "refused": refused(paths, folder / "a"),
         "updates": thousand_updates(paths["small"]),
         "reference": reference_log_probabilities(paths["gdn_moe"], count),
+        "sent": sent_factors(paths["dense"], count, folder / "sent"),
     }
 
 
@@ -48,6 +52,38 @@ def two_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Pat
         "shared_dp2_to_tp2_sp_ep2": reshard(paths["moe"], folder / "d", {}, SHARDED | {"expert": 2}, lora=SHARED),
         "vocabulary_dp2_to_tp2": reshard(paths["dense"], folder / "e", {}, {"tensor": 2}, lora=VOCABULARY),
         "reference_pp2": reference_log_probabilities(paths["gdn_moe"], count, parallel={"pipeline": 2}),
+        "sent_tp2": sent_factors(paths["dense"], count, folder / "sent_tp2", parallel={"tensor": 2}),
+        "sent_pp2": sent_factors(paths["dense"], count, folder / "sent_pp2", parallel={"pipeline": 2}),
+    }
+
+
+def sent_factors(path: Path, count: int, folder: Path, **options: Any) -> dict[str, Any]:
+    """What engines get of adapters, on global rank 0: whether names and shapes are the planned ones, trained factors
+    those of the file that PEFT reads, and the others of a fused projection zero."""
+    lora = {"rank": 3, "targets": ["q_proj", "up_proj", "o_proj"], "init": "gaussian"}
+    policy = trainer(path, count, lora=lora, **options)
+    two_steps(policy)
+    settings = policy.options.actor.lora
+    assert settings is not None
+    sender = WeightSender(policy.policy, policy.description, "float32", 2**20)
+    specs = [(spec.name, spec.shape) for bucket in sender.plans["adapters"] for spec in bucket.tensors]
+    sent = [
+        (name, None if tensor is None else tensor.clone())
+        for name, tensor in iter_engine_factors(policy.policy, settings)
+    ]
+    save_adapters(policy.policy, settings, folder, "base")
+    if dist.get_rank() != 0:
+        return {}
+    file = load_file(folder / "adapter_model.safetensors")
+    tensors = {name: tensor for name, tensor in sent if tensor is not None}
+    others = [name for name in tensors if name not in file]
+    return {
+        "planned": [(name, tuple(tensor.shape)) for name, tensor in tensors.items()] == specs,
+        "same": all(torch.equal(tensors[name], tensor) for name, tensor in file.items()),
+        "moved": all(bool(tensor.any()) for tensor in file.values()),
+        "others": sorted({name.split(".")[-3] for name in others}),
+        "zero": not any(bool(tensors[name].any()) for name in others),
+        "contents": list(sender.plans),
     }
 
 

@@ -10,6 +10,10 @@ import torch
 from model_support import DENSE, GDN_MOE, MOE, TinyModel, in_worker, read_tensors, write_checkpoint
 from train_support import run_processes
 
+from actor.hf.adapter_table import adapter_table
+from actor.hf.engine_adapters import engine_refusal
+from rlpipe.config.lora import LoraConfig
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.checkpoint_folder import checkpoint_path
 
 SMALL = TinyModel("small", "qwen3", {"num_hidden_layers": 1, "vocab_size": 96})
@@ -69,6 +73,44 @@ def test_the_reference_is_the_model_without_adapters(single):
     found = single["reference"]
     assert found["moved"] and found["is_base"] and found["unharmed"] and found["follows"]
     assert found["copied_bytes"] < found["model_bytes"] / 3
+
+
+def _assert_sent(found):
+    assert found == {
+        "planned": True,
+        "same": True,
+        "moved": True,
+        "others": ["gate_proj", "k_proj", "v_proj"],
+        "zero": True,
+        "contents": ["merged", "model_and_adapters", "adapters"],
+    }
+
+
+def test_engines_get_the_factors_of_the_file_and_zeros_beside_them(single):
+    _assert_sent(single["sent"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sent_tp2", "sent_pp2"])
+def test_engines_get_the_same_factors_from_two_processes(double, case):
+    _assert_sent(double[0][case])
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "reason"),
+    [
+        (DENSE, {}, ""),
+        (MOE, {"targets": ["q_proj", "o_proj"]}, ""),
+        (MOE, {"experts": "each"}, "engines serve no adapters of down_proj, gate_up_proj of Qwen3MoeForCausalLM"),
+        (DENSE, {"targets": ["v_proj", "lm_head"]}, "engines serve no adapters of lm_head of Qwen3ForCausalLM"),
+        (GDN_MOE, {}, "engines do not serve adapters of Qwen3_5MoeForCausalLM exactly"),
+    ],
+)
+def test_what_engines_can_keep_apart(paths, model, lora, reason):
+    description = trainable_model(paths[model.name])
+    config = LoraConfig.model_validate({"rank": 2} | lora)
+    table = adapter_table(description, config, padded_vocab_size=description.vocab_size)
+    assert engine_refusal(description, table) == reason
 
 
 @pytest.mark.slow

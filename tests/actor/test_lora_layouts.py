@@ -21,11 +21,12 @@ CASES = {
     "dense_vocabulary": LoraCase(DENSE, ("q_proj", "up_proj", "embed_tokens", "lm_head")),
     "moe_shared": LoraCase(MOE, ("v_proj", "o_proj"), ROUTED, {"experts": "shared", "start_path": None}),
     "gdn_moe": LoraCase(GDN_MOE, PROJECTIONS, ROUTED),
+    "gdn_moe_float8": LoraCase(GDN_MOE, PROJECTIONS, ROUTED, {"base": "float8"}),
 }
 EXPERTS = ("moe_shared", "gdn_moe")
 TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "tp2": (("dense_vocabulary",), {"parallel": {"tensor": 2}}),
-    "tp2_sp_ep2": (EXPERTS, {"parallel": TP2SP | {"expert": 2}}),
+    "tp2_sp_ep2": ((*EXPERTS, "gdn_moe_float8"), {"parallel": TP2SP | {"expert": 2}}),
     "pp2_vpp2_full_recompute": (
         ("gdn_moe",),
         {"parallel": {"pipeline": 2, "virtual_pipeline": 2}, "recompute": {"granularity": "full"}},
@@ -42,10 +43,10 @@ MORE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 FOUR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "tp2_sp_pp2_full_recompute": (
-        ("dense_vocabulary", "gdn_moe"),
+        ("dense_vocabulary", "gdn_moe", "gdn_moe_float8"),
         {"parallel": TP2SP | {"pipeline": 2}, "recompute": {"granularity": "full"}},
     ),
-    "cp2_dp2_ep4": (EXPERTS, {"parallel": {"context": 2, "expert": 4}}),
+    "cp2_dp2_ep4": ((*EXPERTS, "gdn_moe_float8"), {"parallel": {"context": 2, "expert": 4}}),
     "tp2_sp_dp2_ep2": (EXPERTS, {"parallel": TP2SP | {"expert": 2}}),
 }
 

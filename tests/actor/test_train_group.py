@@ -127,7 +127,7 @@ def test_policy_is_written_in_hugging_face_layout(group, tmp_path):
 
     group.save_hf(tmp_path / "policy")
     assert (tmp_path / "policy" / "config.json").is_file()
-    names = {spec.name for bucket in group.weight_plan() for spec in bucket.tensors}
+    names = {spec.name for bucket in group.weight_plans()["merged"] for spec in bucket.tensors}
     assert set(load_file(tmp_path / "policy" / "model.safetensors")) == names
 
 

@@ -42,7 +42,7 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
                     parameter.mul_(2)
         reports.append(sender.send(verify=False))
         sender.leave()
-        results[name] = (sender.plan, reports, error)
+        results[name] = (sender.plans["merged"], reports, error)
     return results
 
 
@@ -64,7 +64,7 @@ def send_through_buffers(
     for name, parallel in layouts.items():
         policy = trainer(path, count, parallel=parallel)
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
-        invite(letters[rank][name], sender.listen(), sender.plan)
+        invite(letters[rank][name], sender.listen(), sender.plans["merged"])
         group = WeightGroup("one engine on all devices", tuple("ab"[:count]), 0, 2 * count, BUFFERS)
         sender.join([group], dist.HashStore(), 60)
         results[name] = [sender.send(verify=True)]
@@ -83,7 +83,7 @@ def send_to_failing_readers(rank: int, count: int, path: Path, letters: list[Pat
     errors = []
     for letter in letters:
         sender = WeightSender(policy.policy, policy.description, "bfloat16", BUCKET_BYTES)
-        invite(letter, sender.listen(), sender.plan)
+        invite(letter, sender.listen(), sender.plans["merged"])
         sender.join([WeightGroup("pair", ("a",), 0, 2, BUFFERS)], dist.HashStore(), 60)
         errors.append(sender.send(verify=False).failure)
         sender.leave()
