@@ -164,6 +164,7 @@ SUITES = {
     "whole_suite": "bash scripts/test.sh --slow",
     "gpu_tests": "python -m pytest tests/gpu",
     "jit_hooks": "python -m pytest tests/gpu/test_jit_hooks_gpu.py",
+    "gpu_chaos": "python -m pytest -s tests/gpu/test_chaos_gpu.py",
     "planted_defects": "bash scripts/test.sh --slow tests/planted",
     "chaos": "bash scripts/chaos.sh",
     "image_steps": "bash docker/build_without_registry.sh",
