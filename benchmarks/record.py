@@ -98,6 +98,11 @@ BENCHMARKS = {
         "The driver at 4,096 GPUs",
         "A sample is to cost the same up to a million samples, and the driver's work less than 1 % of a step.",
     ),
+    "first_updates": (
+        "The first updates after a warm start",
+        "Updates of noise alone, where learning rates add up to the same: what falls more owes it to fresh moments "
+        "([why](algorithms.md#the-first-updates)).",
+    ),
     "packing": (
         "Packing",
         "The floor of packs is real tokens over the budget; a fill of 100 % would meet it.",

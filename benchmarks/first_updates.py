@@ -1,0 +1,158 @@
+"""What updates of pure noise do to a policy that a warm start has just made, with fresh and with warmed-up moments.
+
+    python benchmarks/first_updates.py
+
+A tiny policy is shown worked sums, then updated by policy gradients whose advantages are drawn at random: nothing can
+be learned from them, so held-out accuracy can only fall. Rows are compared where their learning rates add up to the
+same, in units of the peak: what falls more there owes it to the size of Adam's first updates (docs/algorithms.md).
+"""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlpipe.config.actor import OptimizerConfig
+from rlpipe.config.model import ArithmeticTaskConfig, TinyPolicyConfig
+from rlpipe.prepare.arithmetic import arithmetic_rows
+from rlpipe.prepare.tiny_policy import make_tiny_policy
+
+OPTIMIZER = OptimizerConfig()
+WARM_START_STEPS, WARM_START_SEQUENCES = 110, 96
+PROBLEMS, SAMPLES, RESPONSE_TOKENS = 64, 4, 26
+PEAK = 3e-4
+SUMS = (1, 2, 3, 4)
+"""Sums of learning rates, in units of the peak, at which accuracy is compared."""
+
+VARIANTS = (("warm-up of 1", 1, 0), ("warm-up of 5", 5, 0), ("warm-up of 20", 20, 0), ("1, warmed-up moments", 1, 40))
+"""Name, updates of linear warm-up, and gradients that the moments have seen before the first update."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts with responses: token ids [n, t], and which predictions are of response tokens, float32 [n, t - 1]."""
+
+    tokens: torch.Tensor
+    mask: torch.Tensor
+
+    def logprobs(self, model: PreTrainedModel) -> torch.Tensor:
+        """Of each next token, [n, t - 1]."""
+        logits = model(self.tokens).logits[:, :-1]
+        return logits.log_softmax(-1).gather(2, self.tokens[:, 1:, None])[..., 0]
+
+    def part(self, rows: torch.Tensor) -> "Batch":
+        return Batch(self.tokens[rows], self.mask[rows])
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_policy(TinyPolicyConfig(layers=3), Path(folder) / "policy", seed=0)
+        model = AutoModelForCausalLM.from_pretrained(Path(folder) / "policy", dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "policy")
+    settings = ArithmeticTaskConfig(digits=2, operands=2, train_problems=4096, test_problems=128)
+    train, test = ([dict(row) for row in rows] for rows in arithmetic_rows(settings, 0))
+    held_out = worked(test, tokenizer)
+    warm_start(model, worked(train, tokenizer))
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    print(f"held-out accuracy {accuracy(model, held_out):.1%} after the warm start; peak learning rate {PEAK:g}")
+    pool = sampled(model, tokenizer, train[:PROBLEMS])
+    print(f"{'sum of learning rates':24}" + "".join(f"{total:>9}" for total in SUMS))
+    for name, warmup, seen in VARIANTS:
+        model.load_state_dict(start)
+        row = noisy_updates(model, pool, held_out, warmup, seen)
+        print(f"{name:24}" + "".join(f"{value:9.1%}" for value in row), flush=True)
+
+
+def warm_start(model: PreTrainedModel, examples: Batch) -> None:
+    """Supervised steps on worked sums, as a warm start makes them."""
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2))
+    for step in range(1, WARM_START_STEPS + 1):
+        adam.param_groups[0]["lr"] = 3e-3 * min(1.0, step / 10)
+        batch = examples.part(torch.randint(len(examples.tokens), (WARM_START_SEQUENCES,)))
+        update(model, adam, -(batch.logprobs(model) * batch.mask).sum() / batch.mask.sum())
+
+
+def noisy_updates(model: PreTrainedModel, pool: Batch, held_out: Batch, warmup: int, seen: int) -> list[float]:
+    """Held-out accuracy when the learning rates have added up to each of SUMS."""
+    torch.manual_seed(1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.0, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2))
+    found: list[float] = []
+    total, step = 0.0, -seen
+    while len(found) < len(SUMS):
+        step += 1
+        share = min(1.0, step / warmup) if step > 0 else 0.0
+        adam.param_groups[0]["lr"] = PEAK * share
+        update(model, adam, noise(model, pool))
+        total += share
+        if total >= SUMS[len(found)] - 1e-9:
+            found.append(accuracy(model, held_out))
+    return found
+
+
+def noise(model: PreTrainedModel, pool: Batch) -> torch.Tensor:
+    """The loss of GRPO with scores that were drawn, normalized by group."""
+    scores = torch.randn(PROBLEMS, SAMPLES)
+    advantages = ((scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True)).reshape(-1)
+    rows = torch.randperm(len(pool.tokens))[: len(pool.tokens) // 2]
+    batch = pool.part(rows)
+    return -(batch.logprobs(model) * batch.mask * advantages[rows, None]).sum() / batch.mask.sum()
+
+
+def update(model: PreTrainedModel, adam: torch.optim.Adam, loss: torch.Tensor) -> None:
+    adam.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_gradient_norm)
+    adam.step()
+
+
+@torch.no_grad()
+def accuracy(model: PreTrainedModel, examples: Batch) -> float:
+    """Share of worked sums that greedy decoding writes token by token."""
+    right = model(examples.tokens).logits[:, :-1].argmax(-1) == examples.tokens[:, 1:]
+    return (right | (examples.mask == 0)).all(1).float().mean().item()
+
+
+@torch.no_grad()
+def sampled(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> Batch:
+    """SAMPLES responses of the policy to each row's prompt."""
+    prompts = [ids for row in rows for ids in [prompt_of(row, tokenizer)] * SAMPLES]
+    length = max(map(len, prompts))
+    tokens = torch.tensor([[tokenizer.pad_token_id] * (length - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
+    chosen = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_TOKENS, "pad_token_id": tokenizer.pad_token_id}
+    written = model.generate(tokens, attention_mask=mask, **chosen)[:, length:].tolist()
+    end = tokenizer.eos_token_id
+    return batch_of(prompts, [ids[: ids.index(end) + 1] if end in ids else ids for ids in written], tokenizer)
+
+
+def worked(rows: Sequence[dict], tokenizer: PreTrainedTokenizerBase) -> Batch:
+    """Prompts with their worked solutions."""
+    answers = [tokenizer(row["solution"], add_special_tokens=False)["input_ids"] for row in rows]
+    prompts = [prompt_of(row, tokenizer) for row in rows]
+    return batch_of(prompts, [[*ids, tokenizer.eos_token_id] for ids in answers], tokenizer)
+
+
+def prompt_of(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
+
+
+def batch_of(prompts: Sequence[list[int]], answers: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase) -> Batch:
+    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    tokens = torch.full((len(prompts), length), tokenizer.pad_token_id)
+    mask = torch.zeros(len(prompts), length - 1)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        whole = prompt + answer
+        tokens[row, : len(whole)] = torch.tensor(whole)
+        mask[row, len(prompt) - 1 : len(whole) - 1] = 1
+    return Batch(tokens, mask)
+
+
+if __name__ == "__main__":
+    main()
