@@ -61,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, nargs="+", default=[65_536, 262_144, 1_048_576])
     parser.add_argument("--response-tokens", type=int, default=32)
+    parser.add_argument("--without-cluster", action="store_true", help="leave out the placement, which starts Ray")
     parser.add_argument("--once", action="store_true", help="one size, in this process, as JSON")
     options = parser.parse_args()
     if options.once:
@@ -77,7 +78,7 @@ def main() -> None:
     tokens = 7 * options.response_tokens * options.samples[0]
     parts = ", ".join(f"{name} {1e9 * (longer[name] - measured[0][name]) / tokens:.0f}" for name in PARTS)
     print(f"each further token of a response: {parts} ns")
-    for name, seconds in once_a_run():
+    for name, seconds in weight_plan() if options.without_cluster else [*weight_plan(), *placement()]:
         print(f"{name}: {seconds:.2f} s")
 
 
@@ -209,18 +210,23 @@ def planned_step(samples: int) -> float:
     return seconds
 
 
-def once_a_run() -> Iterator[tuple[str, float]]:
-    """What grows with GPUs and not with samples, with its seconds."""
-    config = recipe(GROUP, [f"ray.cpus={2 * GPUS}"])
-    begin = time.process_time()
+def weight_plan() -> Iterator[tuple[str, float]]:
+    """What is planned once a run, whatever the number of GPUs."""
+    config = recipe(GROUP)
+    begin = time.perf_counter()
     model = trainable_model(dict(read_config(config.model.path).raw))
     buckets = plan_buckets(export_plan(model), config.weight_sync.bucket_bytes)
-    yield f"weight plan of {len(buckets)} buckets", time.process_time() - begin
+    yield f"weight plan of {len(buckets)} buckets", time.perf_counter() - begin
+
+
+def placement() -> Iterator[tuple[str, float]]:
+    """What grows with GPUs and not with samples."""
+    config = recipe(GROUP, [f"ray.cpus={2 * GPUS}"])
     with ray_cluster(config):
-        begin = time.process_time()
+        begin = time.perf_counter()
         with placements(config) as (actor, engines):
             count = f"{len(actor.bundles):,} processes and {len(engines.bundles)} engines"
-            yield f"placement of {count}, with logical CPUs for GPUs", time.process_time() - begin
+            yield f"placement of {count}, with logical CPUs for GPUs", time.perf_counter() - begin
 
 
 if __name__ == "__main__":
