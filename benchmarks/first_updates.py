@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -116,11 +117,11 @@ def update(model: PreTrainedModel, adam: torch.optim.Adam, loss: torch.Tensor) -
 def accuracy(model: PreTrainedModel, examples: Batch) -> float:
     """Share of worked sums that greedy decoding writes token by token."""
     right = model(examples.tokens).logits[:, :-1].argmax(-1) == examples.tokens[:, 1:]
-    return (right | (examples.mask == 0)).all(1).float().mean().item()
+    return float((right | (examples.mask == 0)).all(1).float().mean())
 
 
 @torch.no_grad()
-def sampled(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> Batch:
+def sampled(model: Any, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]]) -> Batch:
     """SAMPLES responses of the policy to each row's prompt."""
     prompts = [ids for row in rows for ids in [prompt_of(row, tokenizer)] * SAMPLES]
     length = max(map(len, prompts))
@@ -132,15 +133,16 @@ def sampled(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Se
     return batch_of(prompts, [ids[: ids.index(end) + 1] if end in ids else ids for ids in written], tokenizer)
 
 
-def worked(rows: Sequence[dict], tokenizer: PreTrainedTokenizerBase) -> Batch:
+def worked(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> Batch:
     """Prompts with their worked solutions."""
     answers = [tokenizer(row["solution"], add_special_tokens=False)["input_ids"] for row in rows]
     prompts = [prompt_of(row, tokenizer) for row in rows]
     return batch_of(prompts, [[*ids, tokenizer.eos_token_id] for ids in answers], tokenizer)
 
 
-def prompt_of(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return list(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
+def prompt_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    ids: Any = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+    return list(ids)
 
 
 def batch_of(prompts: Sequence[list[int]], answers: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase) -> Batch:
