@@ -66,6 +66,11 @@ BENCHMARKS = {
         "Several engines with `rollout.request_routing: prefix` are to have at least 90 % of the hits of one engine; "
         "without it turns go where the load is least.",
     ),
+    "newcomer": (
+        "From a name on the hub to a served model",
+        "What a newcomer waits for, command by command; SGLang's server and transformers have to agree on what comes "
+        "out. On a GPU the model has the shape of Qwen3-0.6B.",
+    ),
     "weight_sync": (
         "Weight updates",
         "The floor is the time of copying the same bytes once over the same link; plain SGLang, where it runs, is the "
@@ -144,6 +149,7 @@ QUESTIONS = {
     "whole_step": "How long is an iteration, where do its seconds go, and was that planned?",
     "rollout": "What does the pool cost beside SGLang alone?",
     "weight_sync": "How long do new weights take?",
+    "newcomer": "How long is it from a model's name to a served model?",
     "actor_layers": "How fast do the layers train, and what is between them and the device's limit?",
     "learning": "Does it learn, and do engine and actor agree?",
     "parity": "Do engine, actor, layouts and data types agree?",

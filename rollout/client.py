@@ -1,6 +1,7 @@
 """Asking the engines, from one asyncio event loop."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from rollout.dispatch import Dispatcher, RoutingCounts
 from rollout.engine_calls import translate
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.partial_response import PartialResponse
-from rollout.requests import GenerateRequest, Generation
+from rollout.requests import GenerateRequest, Generation, ResponseSpan
 
 
 class EngineClient:
@@ -24,6 +25,7 @@ class EngineClient:
 
     keep_tokens: responses of a lost engine go on from the tokens that it told; else they start again, which gives the
     same bits as if it had not been lost. follow_prefixes: requests go where their prefix is in the cache.
+    longest_first: those that are expected to become longest go first.
     """
 
     def __init__(
@@ -32,13 +34,16 @@ class EngineClient:
         requests_per_engine: int,
         keep_tokens: bool,
         follow_prefixes: bool = True,
+        longest_first: bool = True,
     ) -> None:
         self._fleet = fleet
         self._keep_tokens = keep_tokens
-        self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine, follow_prefixes)
+        self._dispatcher = Dispatcher(len(fleet.all()), requests_per_engine, follow_prefixes, longest_first)
         self._requests: dict[str, GenerateRequest] = {}
         self._answers: dict[str, asyncio.Future[Generation]] = {}
         self._owners: dict[str, RunningEngine] = {}
+        self._begins: dict[str, float] = {}
+        self._spans: list[ResponseSpan] = []
         self._streams: dict[asyncio.Task[None], RunningEngine] = {}
         self._failure: RlpipeError | None = None
         self._assigning = False
@@ -76,6 +81,11 @@ class EngineClient:
     def take_routing(self) -> RoutingCounts:
         """Of conversations, since the last call. From any thread."""
         return self._dispatcher.take_counts()
+
+    def take_spans(self) -> list[ResponseSpan]:
+        """Of the requests that were answered since the last call, urgent ones left out. From any thread."""
+        spans, self._spans = self._spans, []
+        return spans
 
     def running_lengths(self) -> list[int]:
         """Tokens of each response that is still being written, as far as health probes have told. From any thread."""
@@ -121,6 +131,7 @@ class EngineClient:
             for index, batch in self._dispatcher.assign().items():
                 engine = serving[index]
                 self._owners.update((request.request_id, engine) for request in batch)
+                self._begins.update(dict.fromkeys((request.request_id for request in batch), time.perf_counter()))
                 answers = engine.actor.generate.remote(batch)
                 task = asyncio.get_running_loop().create_task(self._stream(engine, answers))
                 self._streams[task] = engine
@@ -163,7 +174,15 @@ class EngineClient:
             self._see_fleet()
             return
         self._dispatcher.finished(engine.index, request)
+        self._note_span(request, generation)
         self._resolve(generation)
+
+    def _note_span(self, request: GenerateRequest, generation: Generation) -> None:
+        if not request.urgent:
+            tokens = len(generation.token_ids) - len(request.partial.token_ids)
+            begin, end = self._begins[request.request_id], time.perf_counter()
+            response = request.conversation_id or request.request_id
+            self._spans.append(ResponseSpan(response, generation.engine, begin, end, tokens))
 
     def _take_back(self, engine: RunningEngine) -> None:
         """Requests that a lost engine owes are made again; while everything is aborted they are answered so."""
@@ -195,6 +214,7 @@ class EngineClient:
     def _resolve(self, generation: Generation) -> None:
         del self._requests[generation.request_id]
         self._owners.pop(generation.request_id, None)
+        self._begins.pop(generation.request_id, None)
         answer = self._answers.pop(generation.request_id, None)
         if answer is not None and not answer.done():  # gone after a failure, done when who asked was cancelled
             answer.set_result(generation)

@@ -1,8 +1,11 @@
 """Which engine gets which request: the one that has its prefix in the cache, unless balance says otherwise."""
 
-from collections import OrderedDict, deque
+import heapq
+import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from rollout.engine_loads import EngineLoads
 from rollout.requests import GenerateRequest
@@ -23,8 +26,10 @@ class RoutingCounts:
 
 
 class Dispatcher:
-    """Hands out requests in their order, urgent ones first. A request in flight counts with the most tokens that it
-    may become; the load of an engine is their sum.
+    """Hands out requests, urgent ones first, then those that are expected to become longest, so that no engine begins
+    them when the others are done (the rule of the longest processing time, Graham 1969); those of which nothing is
+    known count as the longest. Equal ones, and without `longest_first` all, keep their order. A request in flight
+    counts with the tokens that it will likely become; the load of an engine is their sum.
 
     A new request goes to the engine with the least load. The next turn of its conversation follows it, up to 1.5 times
     the fair share of the load and four requests more: the whole history is in that engine's cache. The other samples of
@@ -35,9 +40,11 @@ class Dispatcher:
     for the driver; what is not handed out yet goes to the engine that turns out to be faster.
     """
 
-    def __init__(self, engines: int, requests_per_engine: int, follow_prefixes: bool = True) -> None:
-        self._waiting: deque[GenerateRequest] = deque()
-        self._urgent: deque[GenerateRequest] = deque()
+    def __init__(
+        self, engines: int, requests_per_engine: int, follow_prefixes: bool = True, longest_first: bool = True
+    ) -> None:
+        self._waiting = _Queue(longest_first)
+        self._urgent = _Queue(longest_first)
         self._waiting_tokens = 0
         self._loads = EngineLoads(engines, requests_per_engine)
         self._homes = _Homes() if follow_prefixes else None
@@ -45,15 +52,15 @@ class Dispatcher:
         self._moved_turns = 0
 
     def add(self, request: GenerateRequest) -> None:
-        self._queue(request).append(request)
-        self._waiting_tokens += request.most_tokens
+        self._queue(request).add(request)
+        self._waiting_tokens += request.likely_tokens
 
     def put_back(self, engine: int, requests: Sequence[GenerateRequest]) -> None:
         """Requests that were handed to `engine`, which is lost, are the next ones again."""
         for request in reversed(requests):
             self.finished(engine, request)
-            self._queue(request).appendleft(request)
-            self._waiting_tokens += request.most_tokens
+            self._queue(request).put_back(request)
+            self._waiting_tokens += request.likely_tokens
 
     def serve_by(self, engines: Mapping[int, object]) -> None:
         """Only these get requests from now on. An index with another object than before has an empty cache."""
@@ -68,23 +75,20 @@ class Dispatcher:
             least = self._loads.least()
             if least is None:
                 break
-            engine = self._choose(waiting[0], least)
-            request = waiting.popleft()
-            self._waiting_tokens -= request.most_tokens
-            self._loads.add(engine, request.most_tokens)
+            request = waiting.pop()
+            engine = self._choose(request, least)
+            self._waiting_tokens -= request.likely_tokens
+            self._loads.add(engine, request.likely_tokens)
             batches.setdefault(engine, []).append(request)
         return batches
 
     def finished(self, engine: int, request: GenerateRequest) -> None:
-        self._loads.remove(engine, request.most_tokens)
+        self._loads.remove(engine, request.likely_tokens)
 
     def take_waiting(self) -> list[GenerateRequest]:
         """Requests that were not handed out; they are forgotten."""
-        waiting = [*self._urgent, *self._waiting]
-        self._urgent.clear()
-        self._waiting.clear()
         self._waiting_tokens = 0
-        return waiting
+        return [queue.pop() for queue in (self._urgent, self._waiting) for _ in range(len(queue))]
 
     @property
     def has_waiting(self) -> bool:
@@ -110,7 +114,7 @@ class Dispatcher:
             home = self._homes.of_group(request)
             engine = least if home is None or not self._may_follow(home, request, _GROUP_SHARE, 0) else home
         else:
-            spare = _SPARE_REQUESTS * request.most_tokens
+            spare = _SPARE_REQUESTS * request.likely_tokens
             follows = self._may_follow(home, request, _CONVERSATION_SHARE, spare)
             engine = home if follows else least
             self._later_turns += 1
@@ -123,10 +127,35 @@ class Dispatcher:
         if not self._loads.has_room(home):
             return False
         fair_tokens = self._loads.fair_tokens(self._waiting_tokens)
-        return self._loads.tokens(home) + request.most_tokens <= share * fair_tokens + spare_tokens
+        return self._loads.tokens(home) + request.likely_tokens <= share * fair_tokens + spare_tokens
 
-    def _queue(self, request: GenerateRequest) -> deque[GenerateRequest]:
+    def _queue(self, request: GenerateRequest) -> "_Queue":
         return self._urgent if request.urgent else self._waiting
+
+
+class _Queue:
+    """Requests in the order in which they are handed out: those that came back, then the longest, then the first."""
+
+    def __init__(self, longest_first: bool) -> None:
+        self._longest_first = longest_first
+        self._heap: list[tuple[int, float, int, GenerateRequest]] = []
+        self._arrivals = count()
+        self._returns = count(-1, -1)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: GenerateRequest) -> None:
+        known = request.expected_tokens if self._longest_first else None
+        length = math.inf if known is None else known
+        heapq.heappush(self._heap, (0, -length, next(self._arrivals), request))
+
+    def put_back(self, request: GenerateRequest) -> None:
+        """Before all others."""
+        heapq.heappush(self._heap, (next(self._returns), 0.0, 0, request))
+
+    def pop(self) -> GenerateRequest:
+        return heapq.heappop(self._heap)[-1]
 
 
 class _Homes:

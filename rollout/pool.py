@@ -95,7 +95,13 @@ class RolloutPool:
         rollout = self._config.rollout
         same_bits = rollout.mode == "sync" and rollout.engine.deterministic
         keep_tokens = not same_bits and not self._config.algorithm.routing_replay
-        return EngineClient(self._fleet, self._requests_per_engine(), keep_tokens, rollout.request_routing == "prefix")
+        return EngineClient(
+            self._fleet,
+            self._requests_per_engine(),
+            keep_tokens,
+            follow_prefixes=rollout.request_routing == "prefix",
+            longest_first=rollout.request_order == "longest_first",
+        )
 
     def late(self, client: EngineClient, deadline_seconds: float) -> DeadlineError:
         """The error for engines that owe `client` an answer, with their stacks."""

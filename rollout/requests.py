@@ -90,8 +90,9 @@ class GenerateRequest:
     `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait.
 
     `conversation_id`: turns of one conversation, each with the tokens of those before in its prompt, go to the engine
-    that has them in its cache. `group_id`: requests with one prompt share an engine. Both only move requests, and
-    change no answer; "" for none.
+    that has them in its cache. `group_id`: requests with one prompt share an engine; "" for none. `expected_tokens`: of
+    what is still to be written, as far as the past tells; None where it does not. All three only move requests, and
+    change no answer.
     """
 
     request_id: str
@@ -102,11 +103,19 @@ class GenerateRequest:
     urgent: bool = False
     conversation_id: str = ""
     group_id: str = ""
+    expected_tokens: int | None = None
 
     @property
     def most_tokens(self) -> int:
         """Upper bound of prompt plus response tokens."""
         return len(self.prompt_ids) + self.sampling.max_new_tokens
+
+    @property
+    def likely_tokens(self) -> int:
+        """What the request counts with in an engine's load: prompt plus expected tokens, whatever is partial."""
+        if self.expected_tokens is None:
+            return self.most_tokens
+        return min(self.most_tokens, len(self.prompt_ids) + self.expected_tokens)
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,18 @@ class Generation:
     @property
     def partial(self) -> PartialResponse:
         return PartialResponse(self.token_ids, self.logprobs, self.versions, self.routes)
+
+
+@dataclass(frozen=True)
+class ResponseSpan:
+    """When an engine had a request, in seconds of `time.perf_counter` of the driver, and the tokens that it wrote.
+    Turns of one conversation have one `response`."""
+
+    response: str
+    engine: int
+    begin: float
+    end: float
+    tokens: int
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ FREE = (
     "actor.optimizer.cpu_offload_fraction",
     "actor.optimizer.device_cache_gigabytes",
     "rollout.engines",
+    "rollout.request_order",
     "rollout.engine.tensor_parallel",
     "rollout.engine.kv_cache_tokens",
     "rollout.engine.max_running_requests",

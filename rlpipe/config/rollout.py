@@ -178,6 +178,11 @@ class RolloutConfig(Section):
     unless it is lost or overloaded; others go to the engine with the fewest tokens in flight. `least_loaded`: all do.
     No answer changes with it while `engine.deterministic` holds."""
 
+    request_order: Literal["longest_first", "arrival"] = "longest_first"
+    """Which request goes first where engines have no room for all. `longest_first`: that of the prompt whose responses
+    were longest so far; a prompt that was never answered counts as the mean of its data set. `arrival`: the one that
+    came first. No answer changes with it while `engine.deterministic` holds."""
+
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training responses."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from rlpipe.generation.length_history import expected_rest
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
@@ -227,6 +228,7 @@ class Conversation:
     def _request(self, stop: tuple[str, ...], most_tokens: int | None) -> GenerateRequest:
         limit = min(self.remaining_tokens, most_tokens or self.remaining_tokens)
         sampling = self._prompt_request.sampling.limited(limit, stop)
+        partial = self._partial if self._writes == 0 else PartialResponse()
         return GenerateRequest(
             request_id=self._prompt_request.sample_id
             if self._writes == 0
@@ -234,10 +236,11 @@ class Conversation:
             prompt_ids=self._prompt_request.prompt.token_ids + self._response.token_ids,
             sampling=sampling,
             seed=self._seed,
-            partial=self._partial if self._writes == 0 else PartialResponse(),
+            partial=partial,
             urgent=self._prompt_request.urgent,
             conversation_id=self._prompt_request.sample_id,
             group_id=self._prompt_request.group_id,
+            expected_tokens=expected_rest(self._prompt_request.expected_tokens, len(partial.token_ids)),
         )
 
     def _ends_response(self, stop: tuple[str, ...], text: str, generation: Generation, final: bool) -> bool:

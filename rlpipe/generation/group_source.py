@@ -12,8 +12,9 @@ from rlpipe.generation.filters import GroupFilter, drop_reason
 from rlpipe.generation.meter import GradingMeter
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.monitoring.console import TaskProgress
+from rlpipe.monitoring.response_record import GroupLengths, ResponseRecord
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.sample import Episode, Sample, Status
+from rlpipe.shared.sample import Episode, Prompt, Sample, Status
 from rollout.partial_response import PartialResponse
 
 
@@ -35,12 +36,14 @@ TakeGroup = Callable[[], tuple[int, list[PromptRequest]]]
 
 @dataclass
 class Group:
-    """The requests to one prompt and their episodes so far. `number` counts prompts since the run began."""
+    """The requests to one prompt and their episodes so far, with the tokens that the policy wrote in each. `number`
+    counts prompts since the run began."""
 
     number: int
     requests: list[PromptRequest]
     episodes: dict[str, Episode] = field(default_factory=dict)
     partial: dict[str, PartialResponse] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[PromptRequest]:
@@ -48,6 +51,11 @@ class Group:
 
     def in_order(self) -> list[Sample]:
         return [sample for request in self.requests for sample in self.episodes[request.sample_id]]
+
+    def written(self) -> "WrittenGroup":
+        """Of a group that misses none."""
+        first, tokens = self.requests[0], [self.tokens[one.sample_id] for one in self.requests]
+        return WrittenGroup(self.number, first.prompt, GroupLengths(tuple(tokens), first.expected_tokens))
 
     @property
     def oldest_version(self) -> int | None:
@@ -74,11 +82,22 @@ class _Quota:
 
 
 @dataclass(frozen=True)
+class WrittenGroup:
+    """A group whose responses are whole, graded or not."""
+
+    number: int
+    prompt: Prompt
+    lengths: GroupLengths
+
+
+@dataclass(frozen=True)
 class Batch:
     """The samples of one iteration, group by group, and what it took to get them.
 
     `grading_seconds` is the time in which all that was waited for were graders. `tokens` are those that the engines
-    generated, dropped ones included, in the `seconds` that were given to it.
+    generated, dropped ones included, in the `seconds` that were given to it. `lengths` are of all groups that were
+    written to their end meanwhile, dropped ones included, in the order of their prompts; `record` is what a replay of
+    them needs, where all were there at once.
     """
 
     samples: list[Sample]
@@ -86,6 +105,8 @@ class Batch:
     seconds: float
     tokens: int
     metrics: dict[str, float]
+    lengths: list[WrittenGroup] = field(default_factory=list)
+    record: ResponseRecord | None = None
 
 
 class GroupSource:
@@ -127,6 +148,7 @@ class GroupSource:
         self._changed = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._tokens = 0
+        self._written: list[WrittenGroup] = []
         self._meter = GradingMeter()
         self._last_end: float | None = None
 
@@ -233,6 +255,7 @@ class GroupSource:
         if group.missing:
             self._keep_or_drop(group)
             return
+        self._written.append(group.written())
         reason = drop_reason(group.in_order(), self._filters) or self._stale(group)
         if reason is None:
             quota.finished.append(group)
@@ -248,7 +271,9 @@ class GroupSource:
             group.partial[request.sample_id] = responded.partial
             self._tokens += len(responded.partial.token_ids) - len(partial.token_ids)
             return
-        self._tokens += sum(sample.trained_tokens for sample in episode) - len(partial.token_ids)
+        tokens = sum(sample.trained_tokens for sample in episode)
+        group.tokens[request.sample_id] = tokens
+        self._tokens += tokens - len(partial.token_ids)
         if all(sample.status is Status.FAILED for sample in episode):
             self._counts["failed"] += 1
             group.episodes[request.sample_id] = episode
@@ -312,10 +337,12 @@ class GroupSource:
         begin = start if self._config.iterations_ahead == 0 or self._last_end is None else self._last_end
         self._last_end = end
         tokens, self._tokens = self._tokens, 0
+        written, self._written = self._written, []
         return Batch(
             samples=[sample for group in taken for sample in group.in_order()],
             grading_seconds=self._meter.take(),
             seconds=end - begin,
             tokens=tokens,
             metrics={f"rollout/{name}_count": float(count) for name, count in counts.items() if count},
+            lengths=sorted(written, key=lambda group: group.number),
         )

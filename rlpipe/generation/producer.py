@@ -15,8 +15,10 @@ from rlpipe.data.stream import StreamState
 from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.generation.group_source import Batch, GroupSource, Responded
 from rlpipe.generation.inputs import Inputs
+from rlpipe.generation.length_history import LengthHistory, LengthState
 from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.monitoring.console import Console, TaskProgress
+from rlpipe.monitoring.response_record import ResponseRecord, RolloutShape, measured_pace, tail_metrics
 from rlpipe.monitoring.transcripts import Transcript, transcripts
 from rlpipe.shared.errors import RlpipeError, RolloutError
 from rlpipe.shared.interrupts import raise_if_requested
@@ -32,10 +34,12 @@ Result = TypeVar("Result")
 _LOOK_EVERY_SECONDS = 0.2
 _LOOKING_SHARE = 0.01  # of the driver's time, at most: a look counts all responses that are there
 _ABORT_SECONDS = 30.0
+_MOST_RECORDED_RESPONSES = 2**16  # of an iteration; more would make a large file that no report replays
 
 
 class Rollouts:
-    """Generates and grades in a thread of its own. `state` and `pending` say where the training prompts go on.
+    """Generates and grades in a thread of its own. `state` and `pending` say where the training prompts go on,
+    `lengths` how long responses were so far.
 
     while_waiting: called again and again in the driver's thread while it waits for responses; there the actor is idle
     and has the weights that the engines sample with.
@@ -50,6 +54,7 @@ class Rollouts:
         state: StreamState = StreamState(),
         pending: Sequence[int] = (),
         while_waiting: Callable[[], None] = lambda: None,
+        lengths: LengthState | None = None,
     ) -> None:
         self._while_waiting = while_waiting
         config = inputs.config
@@ -63,6 +68,7 @@ class Rollouts:
         }
         self.prompts = PromptStream(inputs.training.prompts, config.seed, config.data.shuffle, state)
         self._pending = list(pending)
+        self.lengths = LengthHistory(lengths)
         self._failures: list[str] = []
         self._loop = BackgroundLoop("rollouts")
         self._client: EngineClient = pool.client()
@@ -87,6 +93,9 @@ class Rollouts:
             self._source.take(iteration, version), lambda: self._with_running(self._source.progress(iteration))
         )
         self._check_failures(batch.samples)
+        batch = self._with_record(batch)
+        for group in batch.lengths:
+            self.lengths.note(group.prompt, group.lengths.tokens)
         if notes := self._inputs.episodes.take_notes():
             self._console.say(
                 f"{len(notes)} times a context was rewritten, which opens a branch; the last: {notes[-1]}"
@@ -196,7 +205,8 @@ class Rollouts:
         else:
             prompt = self.prompts.item(number)
         sampling = self._sampling[prompt.dataset]
-        return number, requests_for_prompt(f"{number:08d}", prompt, self._config.rollout.samples_per_prompt, sampling)
+        samples, expected = self._config.rollout.samples_per_prompt, self.lengths.expected(prompt)
+        return number, requests_for_prompt(f"{number:08d}", prompt, samples, sampling, expected)
 
     async def _respond(self, request: PromptRequest, partial: PartialResponse) -> Responded:
         try:
@@ -223,6 +233,17 @@ class Rollouts:
         )
         reward = await asyncio.wrap_future(future)
         return tuple(replace(branch, reward=reward) for branch in episode)
+
+    def _with_record(self, batch: Batch) -> Batch:
+        """In mode `sync`, where responses of one iteration alone are in flight, with what its tail cost."""
+        spans, rollout = self._client.take_spans(), self._config.rollout
+        if rollout.mode != "sync" or not batch.lengths:
+            return batch
+        shape = RolloutShape.of(rollout)
+        groups = tuple(group.lengths for group in batch.lengths)
+        record = ResponseRecord(shape, batch.seconds, measured_pace(spans, shape.running), groups)
+        kept = record if record.responses <= _MOST_RECORDED_RESPONSES else None
+        return replace(batch, record=kept, metrics=batch.metrics | tail_metrics(spans, shape))
 
     def _check_failures(self, samples: Sequence[Sample]) -> None:
         failures, self._failures = self._failures, []

@@ -9,20 +9,27 @@ from rollout.requests import SamplingParameters
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """One response that is wanted. The sample id alone, with the run's seed, decides its random numbers."""
+    """One response that is wanted. The sample id alone, with the run's seed, decides its random numbers.
+
+    expected_tokens: of the response, as far as the past tells.
+    """
 
     sample_id: str
     group_id: str
     prompt: Prompt
     sampling: SamplingParameters
     urgent: bool = False
+    expected_tokens: int | None = None
 
 
 def requests_for_prompt(
-    group_id: str, prompt: Prompt, samples: int, sampling: SamplingParameters
+    group_id: str, prompt: Prompt, samples: int, sampling: SamplingParameters, expected_tokens: int | None = None
 ) -> list[PromptRequest]:
     """`samples` responses to one prompt; ids are `group_id-sample`."""
-    return [PromptRequest(f"{group_id}-{index:03d}", group_id, prompt, sampling) for index in range(samples)]
+    return [
+        PromptRequest(f"{group_id}-{index:03d}", group_id, prompt, sampling, expected_tokens=expected_tokens)
+        for index in range(samples)
+    ]
 
 
 def requests_for_prompts(

@@ -124,6 +124,12 @@ _DECLARED = [
     Metric("rollout/groups_dropped_{reason}_count", "count", "groups that are not trained, by reason"),
     Metric("rollout/missing_groups_count", "count", "groups given up because of `rollout.max_groups_factor`"),
     Metric("rollout/groups_carried_count", "count", "interrupted groups that go on in the next iteration"),
+    Metric(
+        "rollout/tail_lost_share",
+        "share",
+        "mode `sync`: share of the engines' room for responses that stood empty while the last ones were written",
+    ),
+    Metric("rollout/tail_seconds", "seconds", "mode `sync`: time in which less than half of that room was used"),
     Metric("rollout/samples_continued_count", "count", "interrupted responses that went on"),
     Metric("rollout/samples_restarted_count", "count", "responses begun again because their beginning was too old"),
     Metric("episode/turns_mean", "count", "turns of the policy in an episode, where some have several"),

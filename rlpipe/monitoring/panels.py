@@ -99,6 +99,7 @@ GROUPS = (
             Panel("rollout tokens per second", ("perf/rollout_tokens_per_second",)),
             Panel("rollout tokens per second and GPU", ("perf/rollout_tokens_per_gpu_per_second",)),
             Panel("tokens per second of each engine", ("perf/rollout_engine_{engine}_tokens_per_second",)),
+            Panel("engines' room lost to the tail", ("rollout/tail_lost_share",)),
             Panel("actor tokens per second", ("perf/actor_tokens_per_second",)),
             Panel("actor tokens per second and GPU", ("perf/actor_tokens_per_gpu_per_second",)),
             Panel("actor TFLOP/s per GPU", ("perf/actor_train_tflops_per_gpu", "perf/ref_logprob_tflops_per_gpu")),

@@ -33,6 +33,10 @@ class RunDirectory:
         return self.path / "episodes.jsonl"
 
     @property
+    def responses(self) -> Path:
+        return self.path / "responses.jsonl"
+
+    @property
     def jit_events(self) -> Path:
         return self.logs / "jit.jsonl"
 

@@ -2,21 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 
 from rlpipe.config.root import Config
 from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import check_names
+from rlpipe.monitoring.response_record import ResponseRecord
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.tracker import SampleRow, Tracker
 from rlpipe.monitoring.transcripts import Transcript
 
 
 class JsonLines:
-    """`metrics.jsonl`, one object an iteration, `samples.jsonl`, one a sample, and `episodes.jsonl`, one an episode."""
+    """`metrics.jsonl` and `responses.jsonl`, one object an iteration, `samples.jsonl`, one a sample, and
+    `episodes.jsonl`, one an episode."""
 
     def __init__(self, directory: RunDirectory, first_iteration: int) -> None:
         self._directory = directory
-        files = (directory.metrics, directory.samples, directory.episodes)
+        files = (directory.metrics, directory.samples, directory.episodes, directory.responses)
         self.notes = [note for path in files for note in drop_rows_from(path, first_iteration)]
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -29,6 +32,9 @@ class JsonLines:
     def log_episodes(self, iteration: int, transcripts: Sequence[Transcript]) -> None:
         for row in transcripts:
             append_json_line(self._directory.episodes, {"iteration": iteration, **row})
+
+    def log_responses(self, iteration: int, record: ResponseRecord) -> None:
+        append_json_line(self._directory.responses, {"iteration": iteration, **asdict(record)})
 
     def close(self, failed: bool) -> None:
         """Every row is on disk already."""
@@ -55,6 +61,11 @@ class Trackers(AbstractContextManager["Trackers"]):
         """Only the run's folder keeps them."""
         if self._lines is not None:
             self._lines.log_episodes(iteration, transcripts)
+
+    def log_responses(self, iteration: int, record: ResponseRecord | None) -> None:
+        """Likewise, where there is a record."""
+        if self._lines is not None and record is not None:
+            self._lines.log_responses(iteration, record)
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         for tracker in self._trackers:

@@ -1,8 +1,8 @@
 """When to save, what the driver adds to a checkpoint, and where to resume."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ class RunState:
     pending: Sequence[int] = ()
     data: str = ""
     """Fingerprint of the training data that these positions belong to."""
+    lengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """State of `rlpipe.generation.length_history.LengthHistory`."""
 
     @property
     def first_row(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.response_record import ResponseRecord
 from rlpipe.monitoring.trackers import Trackers
 from rlpipe.shared.interrupts import finishing, raise_if_requested, shielded
 from rlpipe.shared.phases import PHASES, TRAINING_PARTS, PhaseClock, Span
@@ -20,6 +21,7 @@ class IterationRecord:
         self.metrics: dict[str, float] = {}
         self.sample_rows: list[dict[str, object]] = []
         self.transcripts: list[dict[str, object]] = []
+        self.responses: ResponseRecord | None = None
         self.until_finished = ExitStack()
         self._clock = PhaseClock()
         # The iteration begins where the one before ended, so writing that one's row is this one's first phase.
@@ -101,4 +103,5 @@ class IterationLog:
                 if record.sample_rows:
                     self._trackers.log_samples(number, record.sample_rows)
                 self._trackers.log_episodes(number, record.transcripts)
+                self._trackers.log_responses(number, record.responses)
                 self._console.row(number, record.metrics)

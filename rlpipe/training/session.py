@@ -110,7 +110,8 @@ class Session:
 
     def _state(self, iteration: int) -> RunState:
         position, pending = self.rollouts.position()
-        return RunState(iteration, position.epoch, position.position, pending, self.prompt_set.fingerprint)
+        fingerprint, lengths = self.prompt_set.fingerprint, self.rollouts.lengths.state()
+        return RunState(iteration, position.epoch, position.position, pending, fingerprint, lengths)
 
     def close(self) -> None:
         """Finish what is still being written, and write the final policy unless that is not wanted."""
@@ -195,7 +196,7 @@ def open_session(run: Run) -> Iterator[Session]:
         discard_replaced(directory)
         position = StreamState(state.epoch, state.position)
         rollouts = stack.enter_context(
-            Rollouts(pool, run.grading, run.inputs, console, position, state.pending, weights.catch_up)
+            Rollouts(pool, run.grading, run.inputs, console, position, state.pending, weights.catch_up, state.lengths)
         )
         learner = Learner(config, actor)
         console.say(learner.old_policy_choice)

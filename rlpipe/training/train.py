@@ -66,6 +66,7 @@ def _iterate(run: Session) -> None:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())
                 step.sample_rows = graded_table(samples, rows=4)
+                step.responses = batch.record
                 step.transcripts = run.rollouts.transcripts(result.samples)
             with step.phase("rollout"):
                 run.rollouts.wait_for_running()

@@ -28,6 +28,7 @@ from run_support import (
 from safetensors.torch import load_file, save_file
 
 from rlpipe.monitoring.metric_dictionary import check_names
+from rlpipe.monitoring.report.history import read_history
 from rlpipe.shared.phases import PHASES
 from tests.chaos.chaos_schedule import Strike
 from tests.chaos.chaos_support import assert_healed, disturbed_run
@@ -144,12 +145,15 @@ def test_two_iterations_and_two_more_give_the_bits_of_four(four, tmp_path):
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The same policy, samples and metrics, bit by bit."""
+    """The same policy, samples, metrics, lengths and expected lengths, bit by bit."""
     assert (one / "policy/model.safetensors").read_bytes() == (other / "policy/model.safetensors").read_bytes()
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
     same = ("rollout/reward_mean", "train/loss", "train/gradient_norm", "train/kl_loss", "eval/held_out/reward_mean")
     for row, again in zip(metric_rows(one), metric_rows(other), strict=True):
         assert {name: row.get(name) for name in same} == {name: again.get(name) for name in same}
+    lengths = [[record.groups for record in read_history(run).responses] for run in (one, other)]
+    assert lengths[0] == lengths[1]
+    assert [groups[0].expected is None for groups in lengths[0]] == [True, False, False, False]
 
 
 @pytest.mark.alone

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe.monitoring.json_lines import read_json_lines
+from rlpipe.monitoring.response_record import ResponseRecord, read_record
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import DataError
 
@@ -22,7 +23,7 @@ class History:
     """Rows in order of iteration; row 0, where it exists, is the evaluation before training.
 
     All metrics are finite numbers. ranks: each training process in each iteration. jit_events: what compiled where.
-    notes: sentences about what is in the files and not here.
+    responses: their lengths. notes: sentences about what is in the files and not here.
     """
 
     name: str
@@ -32,6 +33,7 @@ class History:
     episodes: tuple[dict[str, Any], ...] = ()
     ranks: tuple[dict[str, Any], ...] = ()
     jit_events: tuple[dict[str, Any], ...] = ()
+    responses: tuple[ResponseRecord, ...] = ()
     notes: tuple[str, ...] = ()
 
     def series(self, metric: str) -> Series:
@@ -70,6 +72,7 @@ def read_history(folder: Path) -> History:
         config_yaml=directory.config.read_text(encoding="utf-8", errors="replace"),
         ranks=tuple(reader.rows(directory.ranks, _is_rank)),
         jit_events=tuple(reader.rows(directory.jit_events, _is_event)),
+        responses=tuple(filter(None, map(read_record, reader.rows(directory.responses, _is_record)))),
         notes=tuple(reader.notes()),
     )
 
@@ -122,6 +125,10 @@ def _is_event(row: Mapping[str, Any]) -> bool:
         return True
     texts = all(isinstance(row.get(name), str) for name in ("kind", "name"))
     return texts and _is_finite(row["seconds"]) and isinstance(row.get("compiled"), bool)
+
+
+def _is_record(row: Mapping[str, Any]) -> bool:
+    return read_record(row) is not None
 
 
 def _printable(text: str) -> str:

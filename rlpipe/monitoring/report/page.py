@@ -17,6 +17,7 @@ from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.html import Raw, cards, number, page, section, table
 from rlpipe.monitoring.report.series import held_out, label, phase_label, slot, text, unit
 from rlpipe.monitoring.report.table import performance_rows, table_headers
+from rlpipe.monitoring.report.tail import tail_advice, tail_table
 from rlpipe.shared.phases import PHASES
 
 _MOST_KERNELS = 20
@@ -50,6 +51,7 @@ def render(history: History) -> str:
             *(_charts(history, group) for group in GROUPS if group.in_report),
             section("Seconds of each phase", _phase_table(history)),
             section("Speed", _speed_table(history)),
+            section("The tail", tail_table(history)),
             section("Ranks, last iteration", _rank_table(history)),
             section("Compilation", _compilation_table(history)),
             section("Samples", _samples(history)),
@@ -111,7 +113,7 @@ def _lead(history: History) -> list[str]:
 
 
 def _advice(history: History) -> str:
-    sentences = advice(history)
+    sentences = [*advice(history), *tail_advice(history)]
     if not sentences:
         return "<p class='quiet'>Nothing in these numbers asks for a change.</p>"
     return "<ul class='advice'>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"

@@ -82,6 +82,7 @@ _PHASE_NAMES = {
 }
 
 _NAMES = {
+    "rollout/tail_lost_share": "room lost",
     "time/step_seconds": "whole step",
     "time/unaccounted_seconds": "unaccounted",
     "time/unaccounted_share": "unaccounted",
