@@ -6,7 +6,7 @@
 #
 #   RLPIPE_BUILD_FOLDER   room for images, 20 GB (default: /var/tmp/rlpipe-images)
 #   RLPIPE_BUILD_MOUNTS   folders of this machine that the build sees, for instance /etc/xdg/pip and a local package index
-#   RLPIPE_TORCH_INDEX_URL   as for scripts/setup.sh
+#   RLPIPE_TORCH_INDEX_URL   as for scripts/setup.sh; without CPU builds of torch the image holds CUDA's, 4 GB more
 #
 # Needs root and the packages buildah and debootstrap.
 set -euo pipefail

@@ -56,6 +56,7 @@ install_torch_cpu() {
     return
   fi
   # Some indexes offer only the CUDA build: it works on a CPU too, with the CUDA packages that its metadata names.
+  echo "setup: no CPU build of torch $cpu_torch_version here: taking the CUDA build, 4 GB more (RLPIPE_TORCH_INDEX_URL names an index with CPU builds)" >&2
   "${install[@]}" --no-deps --require-hashes -r requirements/hashes/cpu_torch.txt
 }
 
