@@ -6,6 +6,8 @@ import re
 import pytest
 from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
+from rlpipe.monitoring.report.history import read_history
+
 _NO_EXTRAS = [*UNTRACKED, "algorithm.kl.coefficient=0", "eval.datasets=[]"]
 _AGAINST_ROLLOUT = "algorithm.old_policy=rollout"
 _AGAINST_ACTOR = "algorithm.correction.weight=token"
@@ -72,6 +74,29 @@ def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_agai
     assert any(row.get("rollout/samples_continued_count", 0) > 0 for row in rows)
     assert any(row["rollout/off_policy_share"] > 0 for row in rows)
     assert all(row["rollout/samples_count"] == 32 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_order_of_requests_changes_no_answer_and_prompts_that_recur_are_known(tmp_path):
+    """Two engines with room for a quarter of the requests each."""
+    settings = [*_NO_EXTRAS, "rollout.engines=2", "rollout.engine.max_running_requests=8", "warm_start=null"]
+    settings += [
+        "rollout.generate.function=tests.rlpipe.long_tail:write_drawn_length",
+        "rollout.max_response_tokens=128",
+    ]
+    settings += ["rollout.sampling.ignore_eos=true", "prepare.arithmetic.train_problems=16"]
+    settings += [f"prepare.directory={tmp_path}/rows", "checkpoint.save_hf=never"]
+    found = {}
+    for order in ("longest_first", "arrival"):
+        run_command("train", *run_arguments(tmp_path, *settings, f"rollout.request_order={order}", f"run.name={order}"))
+        found[order] = (tmp_path / order / "samples.jsonl").read_text(), read_history(tmp_path / order)
+    assert found["longest_first"][0] == found["arrival"][0]
+    for _, history in found.values():
+        assert all(0 < row["rollout/tail_lost_share"] < 1 for row in history.trained)
+        second_epoch = [group for record in history.responses[2:] for group in record.groups]
+        known = [min(group.tokens) <= group.expected <= max(group.tokens) for group in second_epoch]
+        assert sum(known) > 0.6 * len(known)
+    assert "The tail" in (tmp_path / "arrival/report.html").read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,91 @@
+"""What waiting for the last responses costs two real engines, in each setting, beside what a replay says of it that
+knows the recorded lengths of the first setting alone.
+
+The demo's policy on a CPU, without training it first. Lengths are drawn from a lognormal distribution over prompts and
+around each, and every response is written to its length. Prompts recur, as in later epochs.
+
+    python benchmarks/rollout_tail.py [key=value ...]      overrides of the run's settings
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean
+
+# Before this folder, whose files hide packages.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from train_run import train
+
+from rlpipe.monitoring.report.tail_replay import Setting, replay
+from rlpipe.monitoring.response_record import ResponseRecord, read_record
+
+SETTINGS = [
+    "rollout.engines=2",
+    "rollout.prompts_per_iteration=12",
+    "rollout.samples_per_prompt=8",
+    "rollout.max_response_tokens=512",
+    "rollout.engine.max_running_requests=8",
+    "rollout.sampling.ignore_eos=true",
+    "rollout.generate.function=tests.rlpipe.long_tail:write_drawn_length",
+    "rollout.max_staleness=2",
+    "algorithm.old_policy=rollout",
+    "prepare.arithmetic.train_problems=36",
+    "run.iterations=9",
+    "warm_start=null",
+    "eval.interval_iterations=0",
+    "checkpoint.interval_iterations=0",
+    "checkpoint.save_hf=never",
+    "trackers.wandb=off",
+    "trackers.tensorboard=false",
+]
+COMPARED = {
+    "arrival": Setting(longest_first=False),
+    "longest_first": Setting(),
+    "longest_first, oversampling 1.5": Setting(oversampling=1.5),
+    "longest_first, oversampling 1.5, partial": Setting(oversampling=1.5, partial=True),
+}
+FIRST_EPOCH = 3
+"""Iterations in which no prompt recurs."""
+
+
+def main() -> None:
+    recorded: list[ResponseRecord] = []
+    print(
+        f"{'':42}{'seconds':>9}{'replayed':>10}{'room lost':>11}{'replayed':>10}{'trained tokens':>16}{'replayed':>10}"
+    )
+    for name, setting in COMPARED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            rows = train(
+                "configs/demo/arithmetic.yaml", Path(folder), "tail", [*_settings(folder, setting), *sys.argv[1:]]
+            )
+            if not recorded:
+                recorded = _records(Path(folder) / "tail/responses.jsonl")
+        later = rows[FIRST_EPOCH + 1 :]
+        replayed = replay(recorded[FIRST_EPOCH:], setting)
+        seconds, lost, tokens = (
+            fmean(row[metric] for row in later)
+            for metric in ("perf/rollout_seconds", "rollout/tail_lost_share", "rollout/response_tokens_mean")
+        )
+        print(
+            f"{name:42}{seconds:9.2f}{replayed.seconds:10.2f}{lost:11.1%}{replayed.lost_share:10.1%}"
+            f"{tokens:16.1f}{replayed.trained_tokens:10.1f}",
+            flush=True,
+        )
+
+
+def _settings(folder: str, setting: Setting) -> list[str]:
+    order = "longest_first" if setting.longest_first else "arrival"
+    places = [f"prepare.directory={folder}/task", f"model.path={folder}/policy"]
+    varied = [f"rollout.oversampling={setting.oversampling}", f"rollout.partial={str(setting.partial).lower()}"]
+    return [*SETTINGS, *places, *varied, f"rollout.request_order={order}"]
+
+
+def _records(path: Path) -> list[ResponseRecord]:
+    records = [read_record(json.loads(line)) for line in path.read_text().splitlines()]
+    return [record for record in records if record is not None]
+
+
+if __name__ == "__main__":
+    main()
