@@ -9,7 +9,7 @@ The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random w
     python benchmarks/whole_step.py --table --gpus 2 --expert 2        guard x Gated DeltaNet kernel, one row each
     python benchmarks/whole_step.py --tiny --vocabulary 320 --response-tokens 16 --prompts 2 --samples 2      a CPU
 
-What has finished is written to --json after every iteration, so a run that is cut off leaves it.
+What has finished is written to --json FILE after every iteration, so a run that is cut off leaves it.
 """
 
 import argparse
@@ -178,7 +178,7 @@ def arguments() -> argparse.Namespace:
     add("--gdn", default="", help="kernels of Gated DeltaNet, one run each: fla, flashqla, torch")
     add("--table", action="store_true", help="every guard with every kernel")
     add("--limit-seconds", type=float, default=3600.0, help="all runs together; what has not finished is stopped")
-    add("--json", type=Path, default=Path("whole_step.json"))
+    add("--json", type=Path, default=None)
     add("--folder", type=Path, default=None, help="policy, runs and logs stay there; a temporary one when left out")
     add("settings", nargs="*", metavar="KEY=VALUE", help="further settings of the configuration")
     options = parser.parse_args()
@@ -280,6 +280,8 @@ def derived(row: dict[str, float], run: Run) -> dict[str, float]:
 
 
 def write(options: argparse.Namespace, runs: list[Run]) -> None:
+    if options.json is None:
+        return
     shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     shown["here"] = options.here.model_dump(mode="json")
     whole: dict[str, Any] = {"options": shown, "runs": [asdict(run) for run in runs]}

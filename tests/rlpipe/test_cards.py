@@ -44,8 +44,6 @@ NOT_MEASURED = (
 )
 # Measured, and told without a record: each is a debt.
 NOT_RECORDED = (
-    "faults.md: On an H200 that engine and actor of a tiny policy share",
-    "faults.md: scheduler was noticed after 0.4 s",
     "lora.md: A weight is off by 2.6 % of its norm",
     "lora.md:    0  full    32.8%   54.7%",
     "lora.md:    0  lora    32.8%   44.5%",
