@@ -13,7 +13,7 @@ from rlpipe.config.fault import FaultConfig
 from rlpipe.model.hub import model_folder
 from rlpipe.model.weight_checks import check_finite
 from rlpipe.shared.errors import EngineFailure, ModelError, RlpipeError, RolloutError
-from rlpipe.shared.remote import deadline_error, on_node
+from rlpipe.shared.remote import address_in_table, deadline_error, on_node
 from rollout.arguments import EngineSetup, replacement
 from rollout.cleanup import end_engine, has_stopped_process
 from rollout.engine_calls import translate
@@ -169,7 +169,7 @@ class Supervisor:
     def _follow_start(self, engine: RunningEngine) -> None:
         began, looked = self._starts.setdefault(engine, (time.monotonic(), 0.0))
         try:
-            if engine.address is None and _is_ready(engine.address_reference):
+            if _is_ready(engine.address_reference):
                 engine.address = ray.get(engine.address_reference)
             if _is_ready(engine.start_reference):
                 self._has_started(engine, ray.get(engine.start_reference))
@@ -182,6 +182,8 @@ class Supervisor:
             self._start_failed(engine, _late_start(engine, self._start_seconds))
         elif now - looked > self._fault.engine_probe_seconds:
             self._starts[engine] = (began, now)
+            # One that was stopped before it could say where it runs.
+            engine.address = engine.address or address_in_table(engine.actor, f"engine {engine.index}")
             if self._is_stopped(engine):
                 self._fleet.report(engine, EngineFailure(f"engine {engine.index} was stopped while it started"))
 

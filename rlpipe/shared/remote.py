@@ -17,6 +17,14 @@ from typing import Any, Protocol, TypeVar
 
 from rlpipe.shared.errors import DeadlineError, RlpipeError
 from rlpipe.shared.interrupts import raise_if_requested
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "ray._private.state:actors",
+    "ray.actor:ActorHandle._actor_id",
+    why="where an actor runs that cannot say it, because it is stopped",
+    drop_when="ray.util.state tells it without the dashboard",
+)
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -30,7 +38,8 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker runs. `node_id` is Ray's; `stacks`: path on that node under which its stacks can be read."""
+    """Where a worker runs. `node_id` is Ray's; `stacks`: path on that node under which its stacks can be read, empty
+    where it has not told that yet."""
 
     name: str
     node_id: str
@@ -48,6 +57,15 @@ def register_worker(name: str) -> WorkerAddress:
     faulthandler.register(_DUMP_SIGNAL, file=dump, all_threads=True)
     pid = os.getpid()
     return WorkerAddress(name, ray.get_runtime_context().get_node_id(), pid, f"/proc/{pid}/fd/{dump}")
+
+
+def address_in_table(actor: Any, name: str) -> WorkerAddress | None:
+    """Where an actor runs by what Ray knows, which needs no answer of the actor; None before its process is made."""
+    from ray._private.state import actors
+
+    row = actors(actor._actor_id.hex())
+    pid, node_id = row.get("Pid"), row.get("Address", {}).get("NodeID")
+    return WorkerAddress(name, node_id, pid, stacks="") if pid and node_id else None
 
 
 def use_interface_of_node() -> None:
@@ -153,6 +171,8 @@ def cluster_accelerator() -> str:
 
 
 def _dump_here(worker: WorkerAddress) -> str:
+    if not worker.stacks:
+        return "no stack: the process has not answered since it was made"
     path = Path(worker.stacks)
     try:
         before = path.stat().st_size

@@ -1,5 +1,7 @@
 """Deadlines: a slow worker is named with its stack; nothing waits for ever."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -7,7 +9,15 @@ import pytest
 import ray
 
 from rlpipe.shared.errors import DeadlineError
-from rlpipe.shared.remote import deadline_error, gather, register_worker, together
+from rlpipe.shared.remote import (
+    address_in_table,
+    deadline_error,
+    gather,
+    process_states,
+    register_worker,
+    stack_of,
+    together,
+)
 
 
 @ray.remote(num_cpus=0)
@@ -46,6 +56,25 @@ def test_results_keep_their_order_and_errors_come_through(ray_session):
         gather([workers[0].fail.remote()], addresses[:1], 30, "train")
     for worker in workers:
         ray.kill(worker)
+
+
+def test_a_worker_that_is_stopped_before_it_answers_is_found(ray_session):
+    worker = _Worker.remote()
+    deadline = time.monotonic() + 120
+    while (address := address_in_table(worker, "w")) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(address.pid, signal.SIGSTOP)
+    try:
+        answer = worker.start.remote("w")
+        while process_states([address]) != {"w": "stopped"}:  # which takes the kernel a moment
+            assert time.monotonic() < deadline, process_states([address])
+            time.sleep(0.05)
+        assert "has not answered since it was made" in stack_of(address)
+    finally:
+        os.kill(address.pid, signal.SIGCONT)
+    assert ray.get(answer, timeout=120).pid == address.pid
+    ray.kill(worker)
 
 
 def test_of_two_sides_that_wait_for_each_other_the_first_error_ends_both(ray_session):
