@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlpipe.monitoring.panels import GROUPS, Panel
@@ -53,6 +53,8 @@ def test_a_quiet_run_gets_no_advice():
     st.booleans(),
     st.sampled_from(["none", "share", "bytes", "seconds"]),
 )
+@example([5e-324], False, "none")
+@example([-1e-300, 1e-300], False, "bytes")
 def test_ticks_are_round_hold_all_values_and_read_differently(values, from_zero, unit):
     axis = value_axis(values, from_zero, unit)
     span = 1e-6 * (axis.high - axis.low)

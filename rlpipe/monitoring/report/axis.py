@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_TICKS = 5
+_LEAST = 1e-290  # what is smaller has no steps that floating point can tell apart
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Axis:
 
 def value_axis(values: Sequence[float], from_zero: bool, unit: str) -> Axis:
     """Begins and ends with a tick. Near zero it starts there; far from it the change is what matters."""
-    low, high = min(values), max(values)
+    low, high = (0.0 if abs(end) < _LEAST else end for end in (min(values), max(values)))
     if from_zero or 0 < low < 0.5 * high:
         low = min(0.0, low)
     if unit == "share" and 0.6 < high <= 1 and low >= 0:
