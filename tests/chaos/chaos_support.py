@@ -36,7 +36,7 @@ LAYOUTS = {
 
 UNEQUAL = (
     *("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "weight_sync/gigabytes"),
-    *("rollout/prefix_hit_share", "rollout/prefill_saved_tokens", "rollout/turns_moved_count"),
+    *("rollout/prefix_hit_share", "rollout/prefill_saved_tokens", "rollout/turns_moved_count", "rollout/tail_"),
 )
 """Metrics of time, memory, losses and caches, by how their names begin; all others are promised bit by bit."""
 
