@@ -12,7 +12,6 @@ TFLOP/s and MFU count the causal half of attention (docs/flops.md).
 import argparse
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import yaml
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
 from train_run import train
+from whole_step import Row
 
 from rlpipe.config.load import load_config
 from rlpipe.estimate.present_cluster import present_cluster
@@ -29,23 +29,13 @@ from rlpipe.training.trained_share import planned_model
 _VOCABULARY = 32_768
 
 
-@dataclass(frozen=True)
-class Column:
-    """Of the table: a metric of an iteration or the figure of the plan, what it is multiplied with, and its form."""
-
-    title: str
-    metric: str
-    scale: float = 1.0
-    form: str = ",.1f"
-
-
 COLUMNS = (
-    Column("step s", "time/step_seconds", form=",.2f"),
-    Column("actor s", "perf/actor_train_seconds", form=",.2f"),
-    Column("tokens/s/GPU", "tokens_per_gpu", form=",.0f"),
-    Column("TFLOP/s/GPU", "perf/actor_train_tflops_per_gpu"),
-    Column("MFU %", "perf/actor_train_mfu", 100),
-    Column("GPU peak GB", "memory/actor_gpu_peak_bytes", 1e-9),
+    Row("step s", "time/step_seconds", form=",.2f"),
+    Row("actor s", "perf/actor_train_seconds", form=",.2f"),
+    Row("tokens/s/GPU", "tokens_per_gpu", form=",.0f"),
+    Row("TFLOP/s/GPU", "perf/actor_train_tflops_per_gpu", form=",.1f"),
+    Row("MFU %", "perf/actor_train_mfu", scale=100, form=",.1f"),
+    Row("GPU peak GB", "memory/actor_gpu_peak_bytes", scale=1e-9, form=",.1f"),
 )
 
 
@@ -62,11 +52,11 @@ def main() -> None:
         print(f"{'tokens':>10}{'':>8}" + "".join(f"{column.title:>14}" for column in COLUMNS) + "  chosen", flush=True)
         for tokens in options.tokens:
             path = _write_configuration(options, folder, policy, tokens)
-            estimate = plan(config := load_config(path), planned_model(config), cluster)
+            estimate = plan(config := load_config(path, options.settings), planned_model(config), cluster)
             for problem in estimate.problems:
                 print(f"plan: {tokens:,} tokens do not fit: {problem}", flush=True)
             _print_row(tokens, "plan", _planned(estimate, tokens, options), ", ".join(estimate.notes))
-            for row in train(str(path), folder, path.stem, [], command="sft"):
+            for row in train(str(path), folder, path.stem, options.settings, command="sft"):
                 # Every process meets all tokens of its sequence's share.
                 row["tokens_per_gpu"] = row["perf/actor_tokens_per_second"] / options.gpus
                 _print_row(tokens, f"{int(row['iteration'])}", row, "")
@@ -99,7 +89,7 @@ def _write_configuration(options: argparse.Namespace, folder: Path, policy: str,
 
 
 def _settings(options: argparse.Namespace, policy: str, rows: Path, sequences: int, tokens: int) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    return {
         "run": {"name": rows.stem, "iterations": options.iterations},
         "model": {"path": policy},
         "data": {
@@ -122,13 +112,6 @@ def _settings(options: argparse.Namespace, policy: str, rows: Path, sequences: i
         "checkpoint": {"interval_iterations": 0, "save_hf": "never"},
         "trackers": {"tensorboard": False, "wandb": "off"},
     }
-    for setting in options.settings:
-        key, value = setting.split("=", 1)
-        part = given
-        for name in (names := key.split("."))[:-1]:
-            part = part.setdefault(name, {})
-        part[names[-1]] = yaml.safe_load(value)
-    return given
 
 
 def _planned(estimate: Plan, tokens: int, options: argparse.Namespace) -> dict[str, float]:

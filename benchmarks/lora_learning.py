@@ -7,15 +7,13 @@ Each seed makes a policy, which `rlpipe sft` brings to a third of its task; both
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from train_run import PROJECT, train
+from train_run import train
 
 UNTRACKED = ["trackers.tensorboard=false", "trackers.wandb=off", "checkpoint.save_hf=never"]
 
@@ -65,8 +63,8 @@ def main() -> None:
 def _outcomes(demo: Demo, seed: int, overrides: list[str]) -> Iterator[tuple[str, Outcome]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = [f"seed={seed}", f"prepare.directory={folder}/task", f"run.directory={folder}"]
-        _train_on_examples(demo, [*made, f"model.path={folder}/policy", *overrides])
+        made = [f"seed={seed}", f"prepare.directory={folder}/task"]
+        _train_on_examples(demo, folder, [*made, f"model.path={folder}/policy", *overrides])
         start = [*made, *UNTRACKED, "warm_start=null", "prepare.policy=null", f"run.iterations={demo.iterations}"]
         start += [f"model.path={folder}/examples/policy", f"eval.interval_iterations={demo.iterations}", *overrides]
         adapters = [f"actor.lora.{setting}" for setting in demo.lora]
@@ -78,11 +76,10 @@ def _outcomes(demo: Demo, seed: int, overrides: list[str]) -> Iterator[tuple[str
             yield way, _outcome(train(demo.config, folder, way, [*start, *settings, rate_setting]))
 
 
-def _train_on_examples(demo: Demo, settings: list[str]) -> None:
-    command = [sys.executable, "-m", "rlpipe", "sft", demo.config, "run.name=examples", *settings]
-    command += ["warm_start=null", f"run.iterations={demo.example_steps}", "sft.sequences_per_step=128"]
-    command += ["sft.response_template='{solution}'", "actor.optimizer={learning_rate: 3.0e-3, warmup_steps: 10}"]
-    subprocess.run(command, cwd=PROJECT, check=True, stdout=sys.stderr)
+def _train_on_examples(demo: Demo, folder: Path, settings: list[str]) -> None:
+    examples = ["warm_start=null", f"run.iterations={demo.example_steps}", "sft.sequences_per_step=128"]
+    examples += ["sft.response_template='{solution}'", "actor.optimizer={learning_rate: 3.0e-3, warmup_steps: 10}"]
+    train(demo.config, folder, "examples", [*settings, *examples], command="sft")
 
 
 def _outcome(rows: list[dict[str, float]]) -> Outcome:

@@ -7,6 +7,7 @@ and the hub is a cache that is made here, so nothing is downloaded.
     python benchmarks/newcomer.py [key=value ...]      overrides of the recipe's settings
 """
 
+import argparse
 import json
 import os
 import signal
@@ -108,12 +109,15 @@ class Way:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="further settings of plan and training")
+    options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
         way = Way(Path(folder))
         with way.step("the model in the hub's cache, rows and a reward"):
             write_inputs(way.folder)
-        go(way, [*([] if DEVICE == "cuda" else ON_A_CPU), *sys.argv[1:]])
+        go(way, [*([] if DEVICE == "cuda" else ON_A_CPU), *options.settings])
     print(
         f"{time.monotonic() - begin:7.1f} s  in all, on {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'a CPU'}"
     )

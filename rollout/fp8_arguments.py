@@ -7,7 +7,8 @@ from rlpipe.config.rollout import EngineConfig
 from rlpipe.shared.errors import ConfigError
 from rollout.engine_environment import DeviceKind
 
-_BLOCK = 128
+BLOCK = 128
+"""Rows and columns of a block that has a scale of its own."""
 
 
 def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     if engine.quantization == "fp8":
-        stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
+        stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
         arguments["json_model_override_args"] = json.dumps({"quantization_config": stored})
         # SGLang's own choice, DeepGEMM, compiles thousands of kernels with nvcc when it first meets a layer.
         arguments["fp8_gemm_runner_backend"] = "triton"

@@ -80,8 +80,9 @@ def pools_within(needed: EnginePools, room_bytes: int) -> EnginePools:
 
 
 def forgets_prefixes(engine: EngineConfig, architecture: str) -> bool:
-    """Whether drafts cost the cache of prefixes: a state that has run ahead must not be kept, and SGLang looks after
-    that for Qwen3-Next and the vision-language forms of Qwen3.5 alone."""
+    """Whether drafts cost the cache of prefixes: a state that has run ahead must not be kept. SGLang looks after that
+    for the text forms of Qwen3.5 by our patch alone (rollout/sglang_patches/state_caches.py), and nobody has seen the
+    patch keep them right beside drafts."""
     return engine.draft.predicts and architecture.startswith("Qwen3_5") and architecture.endswith("ForCausalLM")
 
 

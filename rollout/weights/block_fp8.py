@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-BLOCK = 128
+from rollout.fp8_arguments import BLOCK
+
 SCALE = "_scale_inv"
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
