@@ -46,6 +46,24 @@ BENCHMARKS = {
         "compile where caches are cold. Optimizer states are 12 bytes a parameter: their upload is hidden under the "
         "passes, and their download is saved where they have room beside the engines.",
     ),
+    "whole_step_table": (
+        "The guard of collectives and the kernels of Gated DeltaNet, whole iterations",
+        "As above on two GPUs with expert and context parallelism and a KL term: what guarding every call costs, what "
+        "the selective policy saves of it, and what another kernel changes.",
+    ),
+    "whole_step_lora": (
+        "Adapters beside full training",
+        "As above with 8 layers, first all weights trained, then adapters of rank 32 whose optimizer stays on the GPU.",
+    ),
+    "whole_step_8b": (
+        "Qwen3-8B at its true size",
+        "As above, all layers: adapters of rank 32 on one GPU, all weights on two.",
+    ),
+    "long_context": (
+        "Long contexts",
+        "Supervised steps over one sequence. TFLOP/s and MFU count the causal half of attention, so that they may be "
+        "set beside those of short sequences.",
+    ),
     "rollout": (
         "The pool beside raw SGLang",
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding, and "
@@ -150,6 +168,8 @@ QUESTIONS = {
     "rollout": "What does the pool cost beside SGLang alone?",
     "weight_sync": "How long do new weights take?",
     "newcomer": "How long is it from a model's name to a served model?",
+    "whole_step_lora": "What do adapters save?",
+    "long_context": "How long may a sequence be?",
     "actor_layers": "How fast do the layers train, and what is between them and the device's limit?",
     "learning": "Does it learn, and do engine and actor agree?",
     "parity": "Do engine, actor, layouts and data types agree?",
@@ -166,7 +186,12 @@ QUESTIONS = {
 """What a reader may ask, in the order of the page."""
 
 
-ARGUMENTS = {"rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile")}
+ARGUMENTS = {
+    "rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile"),
+    "whole_step_table": ("whole_step", "--table", "--kl", "--layers", "4", "--response-tokens", "8192"),
+    "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
+    "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
+}
 """Of records that are one more way to run a benchmark: its name, and its arguments."""
 
 
