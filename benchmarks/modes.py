@@ -1,48 +1,91 @@
-"""The demo in the modes `sync`, `one_step_off` and `async`: accuracy, time and idle shares side by side.
+"""The modes `sync`, `one_step_off` and `async` side by side: time, idle shares, staleness, and on a CPU accuracy.
 
-    python benchmarks/modes.py [--seed 0] [overrides of configs/demo/arithmetic.yaml]
+    python benchmarks/modes.py [--seed 0] [KEY=VALUE ...]      on a CPU the demo, which learns
+    python benchmarks/modes.py [--model Qwen3-1.7B]            on two GPUs, an engine on one, the actor on the other
 
-The modes run one after the other, so on a machine that is shared compare shares, not seconds.
+On GPUs weights are random and the lengths of responses are drawn, long-tailed over prompts and around each, so that a
+part of them is still running when a batch is full. Further settings go to all runs. The modes run one after the other,
+so on a machine that is shared compare shares, not seconds.
 """
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from statistics import fmean
 
+import torch
+from random_policy import save_random_policy
 from train_run import train
+from whole_step_setup import MODELS, PROJECT
 
 MODES = ("sync", "one_step_off", "async")
+_HELD_OUT = "eval/held_out/accuracy"
+_PROMPTS, _PROMPT_LETTERS = 512, 256
+ON_GPUS = [
+    "run.iterations=8",
+    "data.max_prompt_tokens=256",
+    "eval.datasets=[]",
+    "rollout.prompts_per_iteration=32",
+    "rollout.samples_per_prompt=16",
+    "rollout.max_response_tokens=4096",
+    "rollout.sampling.ignore_eos=true",
+    "rollout.generate={function: tests.rlpipe.long_tail:write_drawn_length, options: {median: 700, sigma: 0.7}}",
+    "rollout.engine={dtype: bfloat16, max_running_requests: 512, deterministic: false}",
+    "actor={dtype: bfloat16, max_tokens_per_gpu: auto, recompute: {granularity: auto}}",
+    "reward.workers=2",
+    "checkpoint.interval_iterations=0",
+    "checkpoint.save_hf=never",
+    "trackers={tensorboard: false, wandb: 'off'}",
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--model", default="Qwen3-1.7B", help="of configs/models, on GPUs")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = {mode: run(mode, options.seed, Path(folder), options.overrides) for mode in MODES}
-    print(f"{'mode':14}{'before':>9}{'after':>9}{'step s':>9}{'engines idle':>15}{'actor idle':>13}{'sum':>9}")
-    for mode, iterations in rows.items():
-        print(f"{mode:14}{summary(iterations)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        config, settings = ("configs/demo/arithmetic.yaml", [])
+        if torch.cuda.is_available():
+            config, settings = "configs/recipes/dapo_math.yaml", [*ON_GPUS, *inputs(options.model, folder)]
+        print(
+            f"{'mode':14}{'before':>9}{'after':>9}{'step s':>9}{'tokens/s':>10}{'engines idle':>15}{'actor idle':>13}"
+            f"{'sum':>9}{'versions old':>14}",
+            flush=True,
+        )
+        for mode in options.modes:
+            rows = run(config, mode, folder, [f"seed={options.seed}", *settings, *options.overrides])
+            print(f"{mode:14}{summary(rows)}", flush=True)
 
 
-def run(mode: str, seed: int, folder: Path, overrides: list[str]) -> list[dict[str, float]]:
-    """Metrics of the iterations of one run; iteration 0 is the evaluation before training."""
-    settings = [f"seed={seed}", f"rollout.mode={mode}", *overrides]
-    if mode != "sync":
-        settings.append("algorithm.old_policy=rollout")
-    return train("configs/demo/arithmetic.yaml", folder, mode, settings)
+def inputs(model: str, folder: Path) -> list[str]:
+    """Settings that name a policy of this shape and prompts, which are made here."""
+    policy = save_random_policy(json.loads((MODELS / model / "config.json").read_text()), folder / "policy", "bfloat16")
+    prompts = folder / "prompts.jsonl"
+    rows = ({"prompt": f"{index:06d} ".ljust(_PROMPT_LETTERS, "x"), "label": str(index)} for index in range(_PROMPTS))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [f"model.path={policy}", f"data.train=[{{name: prompts, path: {prompts}, apply_chat_template: false}}]"]
 
 
-def summary(iterations: list[dict[str, float]]) -> str:
-    """One row. Idle shares are means over iterations after the first, which also starts everything."""
-    later = iterations[2:]
-    engines = fmean(row["perf/rollout_idle_share"] for row in later)
-    actor = fmean(row["perf/actor_idle_share"] for row in later)
-    accuracy = [row["eval/held_out/accuracy"] for row in (iterations[0], iterations[-1])]
+def run(config: str, mode: str, folder: Path, settings: list[str]) -> list[dict[str, float]]:
+    """Metrics of the iterations of one run; iteration 0 is the evaluation before training, where there is one."""
+    ahead = [] if mode == "sync" else ["algorithm.old_policy=rollout"]
+    return train(str(PROJECT / config), folder, mode, [f"rollout.mode={mode}", *ahead, *settings])
+
+
+def summary(rows: list[dict[str, float]]) -> str:
+    """One row. Means are over iterations after the first two, in which everything starts and queues fill."""
+    later = [row for row in rows if row["iteration"] > 2]
+    engines, actor = (fmean(row[f"perf/{side}_idle_share"] for row in later) for side in ("rollout", "actor"))
     step = fmean(row["time/step_seconds"] for row in later)
-    return f"{accuracy[0]:9.1%}{accuracy[1]:9.1%}{step:9.2f}{engines:15.1%}{actor:13.1%}{engines + actor:9.1%}"
+    tokens = fmean(row["rollout/response_tokens_mean"] * row["rollout/samples_count"] for row in later) / step
+    lag = fmean(row["rollout/weight_version_lag_mean"] for row in later)
+    accuracy = [f"{row[_HELD_OUT]:9.1%}" if _HELD_OUT in row else " " * 9 for row in (rows[0], rows[-1])]
+    return f"{''.join(accuracy)}{step:9.2f}{tokens:10,.0f}{engines:15.1%}{actor:13.1%}{engines + actor:9.1%}{lag:14.2f}"
 
 
 if __name__ == "__main__":

@@ -47,9 +47,13 @@ BENCHMARKS = {
         "passes, and their download is saved where they have room beside the engines.",
     ),
     "whole_step_table": (
-        "The guard of collectives and the kernels of Gated DeltaNet, whole iterations",
-        "As above on two GPUs with expert and context parallelism and a KL term: what guarding every call costs, what "
-        "the selective policy saves of it, and what another kernel changes.",
+        "The guard of collectives in whole iterations",
+        "As above on two GPUs with expert and context parallelism and a KL term: what guarding every call costs, and "
+        "what the selective policy saves of it.",
+    ),
+    "whole_step_flashqla": (
+        "The same with FlashQLA's kernels",
+        "One host's rows stand beside each other; those of the table above may be of another.",
     ),
     "whole_step_lora": (
         "Adapters beside full training",
@@ -186,9 +190,11 @@ QUESTIONS = {
 """What a reader may ask, in the order of the page."""
 
 
+_OF_TABLE = ("--kl", "--layers", "4", "--response-tokens", "8192")
 ARGUMENTS = {
     "rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile"),
-    "whole_step_table": ("whole_step", "--table", "--kl", "--layers", "4", "--response-tokens", "8192"),
+    "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
+    "whole_step_flashqla": ("whole_step", "--table", "--gdn", "flashqla", *_OF_TABLE),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
 }

@@ -199,7 +199,7 @@ class Config(Section):
             "rollout.sampling.stop_token_ids": bool(self.rollout.sampling.stop_token_ids),
             "data.train: sampling.stop": any(one.sampling.stop for one in self.data.train),
             "data.train: sampling.stop_token_ids": any(one.sampling.stop_token_ids for one in self.data.train),
-            "rollout.generate.function": not self.rollout.generate.is_single_turn,
+            "rollout.generate.function": self.rollout.generate.function in ("environment", "agent", "calculator"),
             "rollout.filters 'truncated'": "truncated" in self.rollout.filters,
             "algorithm.overlong.mask_truncated": overlong.mask_truncated,
             "algorithm.overlong.buffer_tokens": overlong.buffer_tokens > 0,
