@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ GROUPS = (
 """Kinds of kernels and the pattern of their names; the first that matches counts. `kernel_kernel` is TileLang's, which
 Gated DeltaNet alone uses."""
 
+_TRACE_SECONDS = 60.0
 _DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -65,6 +67,17 @@ def trace_times(path: Path) -> tuple[list[KernelTime], float]:
         micros[event["name"]].append(event["dur"])
     span = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
     return [KernelTime(name, sum(each) / 1e6, len(each)) for name, each in micros.items()], span / 1e6
+
+
+def print_trace(folder: Path, steps: int) -> None:
+    """Waits for the trace of `steps` decoding steps that SGLang writes into `folder`, and prints it by kinds."""
+    waited = time.monotonic() + _TRACE_SECONDS
+    while not (found := list(folder.glob("*.json.gz"))) and time.monotonic() < waited:
+        time.sleep(1)
+    time.sleep(1)  # it is written in one go, but not renamed into place
+    times, span_seconds = trace_times(found[0])
+    print(f"decoding under a profiler, {steps} steps of {span_seconds / steps * 1e3:.2f} ms")
+    print_groups(times)
 
 
 def group_of(kernel: str) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
+    python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
     python benchmarks/rollout.py --draft mtp [--policy FOLDER] [--concurrency 1 16 128]     a GPU; see engine_variants
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
@@ -12,7 +13,6 @@ decoding goes.
 """
 
 import argparse
-import asyncio
 import os
 import statistics
 import sys
@@ -31,23 +31,26 @@ import ray
 import torch
 import yaml
 from engine_variants import compare_variants
-from kernel_groups import print_groups, trace_times
+from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
+from raw_engine import start_raw
+from rollout_ablation import VARIANTS, ablate, through_pool
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
 from rlpipe.training.placement import Placement, placements
 from rlpipe.training.ray_cluster import ray_cluster
-from rollout.cleanup import remove_opened_files
-from rollout.engine_environment import engine_environment
 from rollout.pool import RolloutPool
 
 _PROMPT_TOKENS = 64
-_ANSWER_SECONDS = 600.0
 _PROFILED_STEPS = 60
-_TRACE_SECONDS = 60.0
 _VOCABULARY = 32_768
+_ABLATED_MEMORY = 0.8
+"""Of what is free: several engines start at once, and each sees the others' weights as used."""
+_ABLATED_STEPS = 300  # enough for requests to pass a multiple of 256 tokens, where SGLang keeps their states
+_STATES_PER_REQUEST = 5
+"""Room for recurrent states of raw SGLang, as the pool's."""
 
 
 @dataclass(frozen=True)
@@ -82,54 +85,33 @@ ON_GPU = Sizes(
 ON_CPU = Sizes(tiny=True, dtype="float32", prompts=64, tokens=64, rounds=5, sglang={}, memory=0.2)
 
 
-class RawEngine:
-    """SGLang's own Engine with the flags that the device needs, and nothing of rollout/ but the CPU's stand-ins."""
-
-    def __init__(self, folder: str, sizes: Sizes, options: argparse.Namespace) -> None:
-        from sglang import Engine
-
-        on_cpu = {
-            "device": "cpu",
-            "attention_backend": "torch_native",
-            "sampling_backend": "pytorch",
-            "disable_cuda_graph": True,
-            "disable_overlap_schedule": True,
-        }
-        on_gpu = {
-            "device": "cuda",
-            "disable_prefill_cuda_graph": True,
-            "cuda_graph_max_bs_decode": options.prompts,
-        }
-        self._engine = Engine(
-            model_path=folder,
-            grammar_backend="none",
-            dtype=sizes.dtype,
-            max_total_tokens=sizes.kv_cache_tokens(options),
-            max_running_requests=options.prompts,
-            mem_fraction_static=sizes.memory,
-            skip_server_warmup=True,
-            skip_tokenizer_init=True,
-            log_level="warning",
-            **(on_gpu if torch.cuda.is_available() else on_cpu) | sizes.sglang,
-        )
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def generate(self, prompts: list[list[int]], tokens: int) -> int:
-        """Number of response tokens."""
-        parameters = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
-        answers = self._engine.generate(input_ids=prompts, sampling_params=parameters, return_logprob=True)
-        return sum(len(answer["output_ids"]) for answer in answers)
-
-    def profile(self, prompts: list[list[int]], folder: str) -> None:
-        """Leave a trace of some steps, nearly all of them decoding, in `folder`."""
-        self._engine.start_profile(output_dir=folder, num_steps=_PROFILED_STEPS, activities=["GPU"])
-        self.generate(prompts, 2 * _PROFILED_STEPS)
-
-    def stop(self) -> None:
-        remove_opened_files(self._engine.port_args.instance_id)
-        self._engine.shutdown()
+def _raw_arguments(folder: str, sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
+    """Of SGLang's Engine, with the flags that the device needs; without a size, states fill what is free."""
+    on_cpu = {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+    }
+    on_gpu = {
+        "device": "cuda",
+        "disable_prefill_cuda_graph": True,
+        "cuda_graph_max_bs_decode": options.prompts,
+    }
+    states = {"max_mamba_cache_size": _STATES_PER_REQUEST * options.prompts} if options.hybrid_layers else {}
+    common = {
+        "model_path": folder,
+        "grammar_backend": "none",
+        "dtype": sizes.dtype,
+        "max_total_tokens": sizes.kv_cache_tokens(options),
+        "max_running_requests": options.prompts,
+        "mem_fraction_static": sizes.memory,
+        "skip_server_warmup": True,
+        "skip_tokenizer_init": True,
+        "log_level": "warning",
+    }
+    return common | states | (on_gpu if torch.cuda.is_available() else on_cpu) | sizes.sglang
 
 
 def main() -> None:
@@ -141,6 +123,12 @@ def main() -> None:
     parser.add_argument("--hybrid-layers", type=int, default=0, help="of Qwen3.5-35B-A3B's shape; 0: a dense model")
     parser.add_argument("--sglang", action="append", default=[], metavar="KEY=VALUE", help="for both engines")
     parser.add_argument("--profile", action="store_true", help="raw SGLang's decoding by kind of kernel")
+    parser.add_argument(
+        "--ablate", action="store_true", help="what the pool adds, piece by piece; see rollout_ablation"
+    )
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default=next(iter(VARIANTS)), help="with --ablate: a second pool"
+    )
     parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
     parser.add_argument("--quantization", choices=("fp8",), help="an engine with FP8 weights and cache, likewise")
     parser.add_argument("--policy", help="with --draft: folder of the policy")
@@ -155,13 +143,28 @@ def main() -> None:
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
     given = dict(one.split("=", 1) for one in options.sglang)
-    sizes = replace(sizes, sglang=sizes.sglang | {key: yaml.safe_load(value) for key, value in given.items()})
+    memory = sizes.memory if not options.ablate else _ABLATED_MEMORY
+    sizes = replace(
+        sizes, memory=memory, sglang=sizes.sglang | {key: yaml.safe_load(value) for key, value in given.items()}
+    )
     config = _config(sizes, options)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_random_policy(_shape(sizes, options.hybrid_layers), Path(scratch) / "policy", sizes.dtype)
         with ray_cluster(config), placements(config) as (raw_place, pool_place):
             print(f"{options.prompts} prompts x {options.tokens} tokens, {sizes.dtype}", flush=True)
-            _compare(folder, config, sizes, options, raw_place, pool_place)
+            if options.ablate:
+                _ablate(folder, config, sizes, options, (raw_place, pool_place))
+            else:
+                _compare(folder, config, sizes, options, raw_place, pool_place)
+
+
+def _ablate(
+    folder: str, config: Config, sizes: Sizes, options: argparse.Namespace, places: tuple[Placement, Placement]
+) -> None:
+    requests = make_requests(options.prompts, options.tokens)
+    raw = _raw_arguments(folder, sizes, options)
+    steps = _ABLATED_STEPS if options.profile else 0
+    ablate(folder, config, requests, options.tokens, options.rounds, raw, [options.variant], places, steps)
 
 
 def _shape(sizes: Sizes, hybrid_layers: int) -> dict[str, Any]:
@@ -184,15 +187,16 @@ def _compare(
 ) -> None:
     requests = make_requests(options.prompts, options.tokens)
     prompts = [list(request.prompt_ids) for request in requests]
+    sampling = _raw_sampling(options.tokens)
     with RolloutPool.start(config, folder, pool_place) as pool:
-        engine = _start_raw(raw_place, folder, sizes, options)
+        engine = start_raw(raw_place, folder, _raw_arguments(folder, sizes, options))
         pool.wait_until_ready()
         contenders = {
             "raw SGLang": (
                 [ray.get(engine.pid.remote())],
-                lambda: ray.get(engine.generate.remote(prompts, options.tokens)),
+                lambda: ray.get(engine.generate.remote(prompts, sampling)),
             ),
-            "RolloutPool": ([os.getpid(), *pool.worker_pids()], lambda: _pool_tokens(pool, requests)),
+            "RolloutPool": ([os.getpid(), *pool.worker_pids()], lambda: through_pool(pool, requests)),
         }
         rounds: dict[str, list[Measurement]] = {name: [] for name in contenders}
         for turn in range(options.rounds + 1):
@@ -208,38 +212,13 @@ def _compare(
 
 def _profile(engine: Any, prompts: list[list[int]], folder: Path) -> None:
     folder.mkdir()
-    ray.get(engine.profile.remote(prompts, str(folder)))
-    waited = time.monotonic() + _TRACE_SECONDS
-    while not (found := list(folder.glob("*.json.gz"))) and time.monotonic() < waited:
-        time.sleep(1)
-    time.sleep(1)  # it is written in one go, but not renamed into place
-    times, span_seconds = trace_times(found[0])
-    print(f"decoding under a profiler, {_PROFILED_STEPS} steps of {span_seconds / _PROFILED_STEPS * 1e3:.2f} ms")
-    print_groups(times)
+    ray.get(engine.start_profile.remote(str(folder), _PROFILED_STEPS))
+    ray.get(engine.generate.remote(prompts, _raw_sampling(2 * _PROFILED_STEPS)))
+    print_trace(folder, _PROFILED_STEPS)
 
 
-def _start_raw(place: Placement, folder: str, sizes: Sizes, options: argparse.Namespace) -> Any:
-    device = "cuda" if place.gpus_per_bundle else "cpu"
-    environment = engine_environment(device, 1, Path(folder), os.environ)
-    actor = ray.remote(RawEngine).options(
-        num_cpus=0,
-        num_gpus=place.gpus_per_bundle,
-        scheduling_strategy=place.strategy(0),
-        runtime_env={"env_vars": environment},
-    )
-    return actor.remote(folder, sizes, options)
-
-
-def _pool_tokens(pool: RolloutPool, requests: list) -> int:
-    client = pool.client()
-
-    async def all_answers() -> int:
-        return sum(len(one.token_ids) for one in await asyncio.gather(*map(client.generate, requests)))
-
-    try:
-        return asyncio.run(asyncio.wait_for(all_answers(), _ANSWER_SECONDS))
-    finally:
-        client.close()
+def _raw_sampling(tokens: int) -> dict[str, Any]:
+    return {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
 
 
 def _measure(pids: list[int], generate: Callable[[], int]) -> Measurement:
@@ -287,7 +266,7 @@ def _config(sizes: Sizes, options: argparse.Namespace) -> Config:
                     "max_running_requests": options.prompts,
                     "kv_cache_tokens": sizes.kv_cache_tokens(options),
                     "memory_fraction": sizes.memory,
-                    "deterministic": sizes.tiny or options.deterministic,
+                    "deterministic": (sizes.tiny and not options.ablate) or options.deterministic,
                     "sglang": sizes.sglang,
                 },
             },
