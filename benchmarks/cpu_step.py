@@ -7,23 +7,18 @@ number of threads. The first iterations of each are left out.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from train_run import train
+from trl_run import TrlRun, trl_steps
 
 _WARM_UP = 2
 _LEARNING_RATE = 2e-4
 _BETA2 = 0.98
-_PROJECT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(_PROJECT)  # instead of this folder, whose rewards.py hides the package
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,6 @@ class Measured:
 def main() -> None:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    if options.only_trl:
-        print(json.dumps(_run_trl(options, Path(options.only_trl))))
-        return
     with tempfile.TemporaryDirectory() as folder:
         ours = _measure_rlpipe(options, Path(folder))
         theirs = _measure_trl(options, Path(folder))
@@ -64,7 +56,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only-trl", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -93,70 +84,22 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
 
 
 def _measure_trl(options: argparse.Namespace, folder: Path) -> Measured:
-    command = [sys.executable, __file__, *sys.argv[1:], "--only-trl", str(folder)]
-    result = subprocess.run(command, cwd=_PROJECT, check=True, stdout=subprocess.PIPE, text=True)
-    steps = json.loads(result.stdout.splitlines()[-1])[_WARM_UP:]
-    return Measured("TRL", median(step["seconds"] for step in steps), median(step["tokens"] for step in steps))
-
-
-def _run_trl(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
-    import torch
-    from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    from rewards.grader_registry import grade
-
-    torch.set_num_threads(options.threads)
-    rows = [json.loads(line) for line in (folder / "task/train.jsonl").read_text().splitlines()]
-    steps: list[dict[str, float]] = []
-
-    def reward(completions: list, label: list[str], completion_ids: list[list[int]], **_: object) -> list[float | None]:
-        steps[-1]["tokens"] = sum(map(len, completion_ids))
-        texts = [completion[0]["content"] for completion in completions]
-        return [grade("math", text, answer).score for text, answer in zip(texts, label, strict=True)]
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *_: object, **__: object) -> None:
-            steps[-1]["seconds"] = time.perf_counter() - steps[-1].pop("start")
-            steps.append({"start": time.perf_counter()})
-
-        def on_train_begin(self, *_: object, **__: object) -> None:
-            steps.append({"start": time.perf_counter()})
-
     batch = options.prompts * options.samples
-    settings = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=1,
-        num_generations=options.samples,
-        max_completion_length=options.tokens,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="dapo",
+    run = TrlRun(
+        policy=str(folder / "policy"),
+        rows=str(folder / "task/train.jsonl"),
+        output=str(folder / "trl"),
+        prompts=options.prompts,
+        samples=options.samples,
+        tokens=options.tokens,
+        steps=options.iterations + _WARM_UP,
+        micro_batch=batch,
         learning_rate=_LEARNING_RATE,
-        lr_scheduler_type="constant",
-        adam_beta2=_BETA2,
-        max_grad_norm=1.0,
-        max_steps=options.iterations + _WARM_UP,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+        beta2=_BETA2,
+        threads=options.threads,
     )
-    trainer = GRPOTrainer(
-        model=str(folder / "policy"),
-        reward_funcs=reward,
-        args=settings,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(folder / "policy", padding_side="left"),
-        callbacks=[Clock()],
-    )
-    trainer.train()
-    return steps[:-1]
+    steps = trl_steps(run)[_WARM_UP:]
+    return Measured("TRL", median(step["seconds"] for step in steps), median(step["tokens"] for step in steps))
 
 
 if __name__ == "__main__":
