@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import call_problem, named_function
+from rlpipe.shared.named_function import call_problem, named_function, tried_function, type_problem
 from rlpipe.shared.sample import Reward, Sample, Status
 
 Grader = Callable[..., Reward | float]
@@ -103,19 +103,23 @@ def facts_of(sample: Sample) -> dict[str, object]:
 
 @cache
 def find_grader(name: str) -> Grader:
-    """The function behind a registered name or a dotted path. Raises ConfigError with what is wrong."""
-    grader: Grader = named_function(name, GRADERS, "grader")
+    """The function behind a registered name or a dotted path, imported here: what a module does then is not limited
+    before `check_grader` has tried it. Raises ConfigError with what is wrong."""
+    grader: Grader = tried_function(name, GRADERS, "grader")
     return grader
 
 
 def check_grader(name: str, options: Mapping[str, object]) -> None:
     """Raise ConfigError unless the grader exists and takes `(response, label, **options)`."""
+    named_function(name, GRADERS, "grader")
     grader = find_grader(name)
     facts = dict.fromkeys(_wanted_facts(grader))
     if problem := call_problem(grader, "", "", **{**facts, **options}):
         raise ConfigError(
             f"grader {name!r} with options {dict(options)!r}: {problem}; it is called with (response, label, **options)"
         )
+    if name in GRADERS and (problem := type_problem(grader, options)):
+        raise ConfigError(f"grader {name!r}: option {problem}")
     if name in _OPTION_CHECKS:
         named_function(name, _OPTION_CHECKS, "options of grader")(**options)
 

@@ -10,7 +10,10 @@ import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlpipe.shared.errors import ConfigError, RlpipeError
+from rlpipe.shared.named_function import type_problem
 from rlpipe.shared.sample import Reward
+
+_CHECK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,40 @@ async def ask(
 
 
 def check_remote(**options: Any) -> None:
-    """Raise ConfigError for options that no Service has, a url that is none, or a token that is not there."""
+    """Raise ConfigError for options that no Service has, a url that is none or where nobody answers, or a token that is
+    not there."""
     try:
         service = Service(**options)
     except TypeError as error:
         raise ConfigError(f"grader 'remote' with options {options!r}: {error}") from None
+    if problem := type_problem(Service, options):
+        raise ConfigError(f"grader 'remote': option {problem}")
+    if service.attempts < 1 or min(service.deadline_seconds, service.first_wait_seconds) <= 0:
+        raise ConfigError("grader 'remote': attempts, deadline_seconds and first_wait_seconds must be above 0")
     if not service.url.startswith(("http://", "https://")):
         raise ConfigError(f"grader 'remote': url {service.url!r} must start with http:// or https://")
     if service.token_variable and service.token_variable not in os.environ:
         raise ConfigError(f"grader 'remote': the environment variable {service.token_variable} is not set")
+    _check_answers(service)
+
+
+def _check_answers(service: Service) -> None:
+    """Whatever the service says to a request without a response, even that it does not know such requests."""
+    seconds = min(_CHECK_SECONDS, service.deadline_seconds)
+    try:
+        asyncio.run(_head(service.url, seconds))
+    except TimeoutError:
+        raise ConfigError(f"grader 'remote': {service.url} does not answer within {seconds:g} seconds") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(
+            f"grader 'remote': {service.url} cannot be reached ({type(error).__name__}: {error}); start the service "
+            "or correct the url"
+        ) from None
+
+
+async def _head(url: str, seconds: float) -> None:
+    async with asyncio.timeout(seconds), client(connections=1) as http, http.stream("HEAD", url):
+        pass
 
 
 async def _post(http: httpx.AsyncClient, url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> Any:

@@ -6,9 +6,10 @@ from typing import cast
 from actor.losses.types import LossInputs, LossOutput
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import call_problem, named_function
+from rlpipe.shared.named_function import call_problem, named_function, tried_function
 
 Loss = Callable[[LossInputs, AlgorithmConfig], LossOutput]
+_PLACE = "algorithm.loss"
 
 LOSSES: Mapping[str, str] = {
     "ppo_clip": "actor.losses.clipped:ppo_clip",
@@ -21,9 +22,15 @@ LOSSES: Mapping[str, str] = {
 
 
 def find_loss(name: str) -> Loss:
-    """The loss called `name`. Raises ConfigError for a name that is not known, a path that cannot be imported, and a
-    function that does not take exactly `(inputs, config)`."""
-    loss = cast(Loss, named_function(name, LOSSES, "algorithm.loss"))
+    """The loss called `name`, which `check_loss` has seen in the driver. Raises ConfigError for a name that is not
+    known, a path that cannot be imported, and a function that does not take exactly `(inputs, config)`."""
+    loss = cast(Loss, tried_function(name, LOSSES, _PLACE))
     if problem := call_problem(loss, None, None):
-        raise ConfigError(f"algorithm.loss {name!r} is not a function of (inputs, config): {problem}")
+        raise ConfigError(f"{_PLACE} {name!r} is not a function of (inputs, config): {problem}")
     return loss
+
+
+def check_loss(name: str) -> None:
+    """Raises like `find_loss`, and for a module that hangs or ends the process that imports it."""
+    named_function(name, LOSSES, _PLACE)
+    find_loss(name)

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,6 +38,11 @@ class AgentRunner(Protocol):
 def agent_runner(settings: AgentConfig) -> Callable[[], AgentRunner]:
     """What starts a runner of the agent that `settings` name. Raises ConfigError for one that cannot be called."""
     if settings.run is None:
+        if shutil.which(settings.command[0]) is None:
+            raise ConfigError(
+                f"rollout.generate.agent.command: {settings.command[0]!r} is no program that can be run here; give its "
+                "path, or a name that PATH knows"
+            )
         return partial(CommandRunner, tuple(settings.command))
     function = named_function(settings.run, {}, _PLACE)
     if problem := call_problem(function, None, **settings.options):

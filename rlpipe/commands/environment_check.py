@@ -1,8 +1,8 @@
 """`rlpipe env check`: an environment is tried on rows of its data without a model, and told about."""
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import rewards
@@ -12,6 +12,7 @@ from rlpipe.config.root import Config
 from rlpipe.environments.episode import EnvironmentFailure, environment_function, first_tools
 from rlpipe.environments.stand_in_policy import StandInPolicy
 from rlpipe.generation.conversation import Conversation
+from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.generation.inputs import Inputs, load_inputs
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.monitoring.transcripts import transcript
@@ -39,11 +40,12 @@ def check_environment(config: Config, episodes: int, texts: Sequence[str]) -> It
     if settings is None:
         raise ConfigError("rollout.generate.environment is empty, so there is nothing to try: name an environment")
     inputs = load_inputs(config)
-    try:
-        yield from asyncio.run(_tools(settings, inputs))
-    except EnvironmentFailure as failure:
-        raise DataError(f"the environment {settings.name!r} fails at once: {failure}") from failure
-    tried = asyncio.run(_played(settings, inputs, episodes, texts))
+    with closing(BackgroundLoop("environment")) as loop:  # which leaves behind what hangs
+        try:
+            yield from loop.submit(_tools(settings, inputs)).result()
+        except EnvironmentFailure as failure:
+            raise DataError(f"the environment {settings.name!r} fails at once: {failure}") from failure
+        tried = loop.submit(_played(settings, inputs, episodes, texts)).result()
     whole = [one for one in tried if not one.problem]
     if whole:
         row = transcript(whole[0].episode, lambda ids: str(inputs.tokenizer.decode(list(ids))))

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -32,6 +33,26 @@ async def within(seconds: float, work: Awaitable[Result], ended: Callable[[], No
     if task.cancelled():
         raise RuntimeError("it was cancelled from within")
     return task.result()
+
+
+def call_within(seconds: float, function: Callable[[], Result], name: str) -> Result:
+    """What `function` returns or raises, run in a thread that does not keep the process alive.
+
+    Raises TimeoutError after `seconds`; the thread goes on, since nothing can stop it.
+    """
+    ended: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(function())
+        except BaseException as error:  # SystemExit must not vanish with its thread
+            ended.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    wait([ended], seconds)
+    if not ended.done():
+        raise TimeoutError
+    return ended.result()
 
 
 async def in_thread(function: Callable[[], Any], name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.config.root import Config
-from rlpipe.environments.bounded import within
+from rlpipe.environments.bounded import in_thread, within
 from rlpipe.environments.environment_registry import environment_maker
 from rlpipe.environments.observed_tokens import ObservedTokens
 from rlpipe.environments.protocol import Action, Environment, Observation, Result, Step, Task
@@ -99,7 +99,7 @@ class Episode:
         """A fresh environment with its first observation; tried again where a reset fails."""
         task = _task(conversation.prompt, conversation.group_seed)
         for attempt in range(self._config.reset_retries + 1):
-            environment = self._make()
+            environment = await self._bounded("making", in_thread(self._make, "environment-making"))
             try:
                 return environment, await self._bounded("reset", environment.reset(task))
             except EnvironmentFailure:
@@ -198,7 +198,7 @@ async def first_tools(config: EnvironmentConfig, prompt: Prompt) -> tuple[Tool, 
         await bounded("reset", environment.reset(_task(prompt, 0)), config.step_seconds)
         return tuple(environment.tools)
     finally:
-        await environment.close()
+        await bounded("cleanup", environment.close(), config.step_seconds)
 
 
 def _task(prompt: Prompt, seed: int) -> Task:

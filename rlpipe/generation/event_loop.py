@@ -24,8 +24,9 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Cancels what is running and ends the thread."""
-        self.submit(_cancel_others()).result(_CLOSE_SECONDS)
+        """Cancels what is running and ends the thread. A task that takes no notice, as one that waits for a thread of
+        somebody else's that hangs, is left behind; it ends with the process."""
+        self.submit(_cancel_others()).result(2 * _CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
@@ -36,4 +37,7 @@ async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=_CLOSE_SECONDS)
+    # What is left would be told of as forgotten when its memory is freed.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)

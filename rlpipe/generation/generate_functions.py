@@ -8,7 +8,7 @@ from rlpipe.config.rollout import GenerateConfig
 from rlpipe.generation.calculator import calculator
 from rlpipe.generation.conversation import Conversation
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import call_problem, named_function
+from rlpipe.shared.named_function import call_problem, named_function, type_problem
 
 GenerateFunction = Callable[[Conversation], Awaitable[None]]
 
@@ -36,4 +36,6 @@ def generate_function(settings: GenerateConfig, makers: Mapping[str, str] = {}) 
             f"rollout.generate.function '{settings.function}' does not take (conversation, **options) with the options "
             f"{sorted(settings.options)}: {problem}"
         )
+    if settings.function in FUNCTIONS and (problem := type_problem(function, settings.options)):
+        raise ConfigError(f"rollout.generate.function '{settings.function}': option {problem}")
     return partial(function, **settings.options)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rlpipe.config.root import Config
 from rlpipe.prepare.arithmetic import Row, arithmetic_rows, write_rows
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.named_function import named_function
+from rlpipe.shared.named_function import tried_function
 
 _TASK_ROWS = "rlpipe.environments.environment_registry:task_rows"  # of a room above this one
 
@@ -40,7 +40,7 @@ def _generated_rows(config: Config) -> tuple[Iterable[Row], Iterable[Row]]:
         raise ConfigError(
             "prepare.tasks are made by an environment, but rollout.generate.environment is empty: name it there"
         )
-    rows: tuple[Iterable[Row], Iterable[Row]] = named_function(_TASK_ROWS, {}, "prepare.tasks")(
+    rows: tuple[Iterable[Row], Iterable[Row]] = tried_function(_TASK_ROWS, {}, "prepare.tasks")(
         settings, tasks.train, tasks.test, config.seed
     )
     return rows

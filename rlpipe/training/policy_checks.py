@@ -6,7 +6,7 @@ from actor.hf.adapter_files import check_adapter_folder
 from actor.hf.adapter_table import adapter_table
 from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.safetensors_reader import check_stored_shapes
-from actor.losses.loss_registry import find_loss
+from actor.losses.loss_registry import check_loss
 from rlpipe.algorithms.advantages import advantage_function
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
@@ -60,7 +60,7 @@ def check_algorithm(config: Config) -> None:
     """Raise ConfigError for an advantage or a loss that cannot be found or called, and for routes of a model without
     experts."""
     advantage_function(config.algorithm.advantage)
-    find_loss(config.algorithm.loss)
+    check_loss(config.algorithm.loss)
     if config.algorithm.routing_replay:
         route_shape(describe_model(config.model.path).shape)
 

@@ -232,6 +232,8 @@ def test_what_cannot_be_run_is_refused_at_the_start():
     for agent, message in (
         ({"run": "no_such_module:f"}, "cannot import"),
         ({"run": "sample_agents:two_turns", "options": {"rewards": 1}}, "with the options"),
+        ({"command": ["/no/such/agent"]}, "'/no/such/agent' is no program that can be run here"),
+        ({"command": [__file__]}, "is no program that can be run here"),
     ):
         with pytest.raises(ConfigError, match=message):
             episode_maker(config_of(**agent))

@@ -127,6 +127,8 @@ def test_an_mcp_server_that_does_not_start_or_lacks_a_tool_is_told(tokenizer):
         played(tokenizer, "mcp", {}, options={"command": [sys.executable, "-c", "print('no protocol')"]})
     with pytest.raises(ConfigError, match="the server has no tool 'read'"):
         played(tokenizer, "mcp", {}, options={"command": SERVER, "only": ["read"]})
+    with pytest.raises(ConfigError, match="'no_such_server' is no program that can be run here"):
+        played(tokenizer, "mcp", {}, options={"command": ["no_such_server"]})
     with pytest.raises(ConfigError, match="command is empty"):
         played(tokenizer, "mcp", {}, options={"command": []})
 

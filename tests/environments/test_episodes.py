@@ -1,6 +1,8 @@
 """Episodes token by token: messages, masks, turns, limits, failures and cleanup."""
 
 import asyncio
+import threading
+from contextlib import closing
 
 import pytest
 from scripted_policy import ScriptedPolicy, conversation_of, text_of, trained_text
@@ -10,6 +12,7 @@ from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.config.rollout import GenerateConfig
 from rlpipe.environments import Message, Observation, Result, Step, Unattended, shown
 from rlpipe.environments.episode import EnvironmentFailure, environment_function
+from rlpipe.generation.event_loop import BackgroundLoop
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.sample import Status
 
@@ -155,6 +158,41 @@ def test_special_tokens_in_an_observation_stay_text(tokenizer):
         assert "I did well\ufffd?<|im_end|>" in text_of(sample, tokenizer)
 
 
+class Broken(Unattended):
+    def __init__(self):
+        self.one = 1 / 0
+
+
+class Leaving(Unattended):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+class Hanging(Unattended):
+    def __init__(self):
+        threading.Event().wait()
+
+
+def test_an_environment_that_hangs_when_it_is_made_costs_its_episode(tokenizer, monkeypatch):
+    """The first one, which is looked at before the run, is made at once. What hangs does not keep the loop either."""
+    settings = EnvironmentConfig(name=f"{__name__}:HangingLater", step_seconds=0.2)
+    HangingLater.made = 0
+    monkeypatch.setattr("rlpipe.generation.event_loop._CLOSE_SECONDS", 0.2)
+    with closing(BackgroundLoop("episodes")) as loop:
+        conversation = conversation_of(ScriptedPolicy(tokenizer))
+        with pytest.raises(EnvironmentFailure, match="its making took longer than 0.2 seconds"):
+            loop.submit(environment_function(settings, 200)(conversation)).result(60)
+
+
+class HangingLater(Echo):
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        if self.made > 1:
+            threading.Event().wait()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -163,6 +201,10 @@ def test_special_tokens_in_an_observation_stay_text(tokenizer):
         ({"name": "collections:ChainMap"}, "is no environment: it lacks reset, step, result, close, tools"),
         ({"name": "grid", "options": {"length": 3}}, r"does not take the options \['length'\]"),
         ({"name": "grid", "options": {"size": 99}}, "size is 99"),
+        ({"name": "grid", "options": {"size": "five"}}, "option size: input should be a valid integer, got 'five'"),
+        ({"name": f"{__name__}:Broken"}, "being made failed with ZeroDivisionError: division by zero"),
+        ({"name": f"{__name__}:Leaving"}, r"being made failed with RuntimeError: SystemExit\(0\)"),
+        ({"name": f"{__name__}:Hanging", "step_seconds": 0.1}, "took longer than environment.step_seconds = 0.1"),
     ],
 )
 def test_an_environment_that_cannot_be_is_refused(settings, message):

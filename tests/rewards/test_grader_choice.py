@@ -54,6 +54,8 @@ def test_a_grader_of_ones_own() -> None:
         ("misbehaving:without_label", {}, "too many positional arguments"),
         ("math", {"windw": 1}, "unexpected keyword argument 'windw'"),
         ("length", {"buffer_tokens": 1}, "missing a required argument: 'maximum_tokens'"),
+        ("ifeval", {"score": "most"}, "grader 'ifeval': option score: input should be 'all' or 'share', got 'most'"),
+        ("code", {"wall_seconds": "6 s"}, "option wall_seconds: input should be a valid number"),
     ],
 )
 def test_wrong_graders_are_refused_at_start(name: str, options: dict, sentence: str) -> None:

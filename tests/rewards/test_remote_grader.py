@@ -1,6 +1,7 @@
 """A grading service that answers, stalls, fails and lies, on loopback."""
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -151,3 +152,18 @@ def test_options_are_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
         rewards.check_grader("remote", {"url": "http://x", "atempts": 3})
     with pytest.raises(ConfigError, match="NO_SUCH_TOKEN"):
         rewards.check_grader("remote", {"url": "http://x", "token_variable": "NO_SUCH_TOKEN"})
+    for options in ({"url": 5}, {"url": "http://x", "attempts": True}, {"url": "http://x", "deadline_seconds": "1"}):
+        with pytest.raises(ConfigError, match="grader 'remote': option .* should be a valid"):
+            rewards.check_grader("remote", options)
+
+
+def test_a_service_that_nobody_can_ask_is_refused_at_start(url: str) -> None:
+    rewards.check_grader("remote", {"url": url + "echo"})
+    rewards.check_grader("weighted", {"parts": [{"name": "remote", "options": {"url": url + "echo"}}]})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConfigError, match="does not answer within 0.1 seconds"):
+            rewards.check_grader("remote", {"url": f"http://127.0.0.1:{port}/", "deadline_seconds": 0.1})
+    for wrong in (f"http://127.0.0.1:{port}/", "http://", "http://[::1/", "http://a:b/", "http://no such host/"):
+        with pytest.raises(ConfigError, match="cannot be reached"):
+            rewards.check_grader("remote", {"url": wrong})

@@ -6,6 +6,7 @@ a grader of the run judges.
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -37,6 +38,8 @@ class McpTools(ToolTask):
             import mcp  # noqa: F401
         except ImportError:
             raise ConfigError("environment 'mcp' needs the package mcp: install rlpipe[agents]") from None
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise ConfigError(f"environment 'mcp': command {command[0]!r} is no program that can be run here")
         super().__init__()
         self._command = list(command)
         self._environment = dict(environment)
