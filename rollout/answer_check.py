@@ -23,12 +23,18 @@ def why_unusable(request: GenerateRequest, answer: Generation) -> str | None:
     kept = min(tokens, begun)
     if answer.token_ids[:kept] != request.partial.token_ids[:kept]:
         return "other tokens than those that it was to go on from"
-    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in answer.token_ids):
+    if not set(map(type, answer.token_ids)) <= {int} or min(answer.token_ids, default=0) < 0:
         return "a token that is no token id"
-    if not all(math.isfinite(value) and value <= _ROUNDING_NATS for value in answer.logprobs):
+    if not _are_log_probabilities(answer.logprobs):
         worst = next(value for value in answer.logprobs if not (math.isfinite(value) and value <= _ROUNDING_NATS))
         return f"the log-probability {worst}"
     spans = sum(span.tokens for span in answer.versions)
     if spans != tokens:
         return f"{tokens} tokens, of which {spans} have a weight version"
     return None
+
+
+def _are_log_probabilities(values: tuple[float, ...]) -> bool:
+    """A sum is finite only if all its terms are. Built-in functions over all of them, since the driver does this for
+    every token of a rollout, while the engines may have nothing more to do."""
+    return math.isfinite(sum(values)) and max(values, default=0.0) <= _ROUNDING_NATS
