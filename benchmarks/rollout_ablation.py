@@ -31,7 +31,7 @@ from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, sglang_sampling
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "no states kept while decoding": {"mamba_track_interval": 2**20},
+    "states kept while decoding": {"mamba_track_interval": 256},
     "no prefix cache": {"disable_radix_cache": True},
 }
 """SGLang's arguments of a second pool beside the pool as it is."""

@@ -17,6 +17,8 @@ from rollout.requests import SamplingParameters
 
 CONTEXT_RESERVE_TOKENS = 2  # of the context, which SGLang keeps free of a request's tokens
 
+_NEVER_TOKENS = 2**30
+
 # What rollout/ itself decides; the key that the user means instead, where there is one.
 _RESERVED = {
     "model_path": "model.path",
@@ -64,7 +66,8 @@ class EngineSetup:
     `memory_saver` lets it give device memory back; `devices` are the GPUs to use, where Ray does not choose them;
     `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
     `adapter`: room for one, which updates may bring beside the weights; `restart` counts the engines that were lost in
-    its place; `awaits_weights` makes requests wait for an update.
+    its place; `awaits_weights` makes requests wait for an update; `later_turns`: requests come that begin with another
+    one's prompt and response.
     """
 
     index: int
@@ -86,6 +89,7 @@ class EngineSetup:
     adapter: EngineAdapter | None = None
     restart: int = 0
     awaits_weights: bool = False
+    later_turns: bool = True
 
 
 def replacement(setup: EngineSetup, awaits_weights: bool) -> EngineSetup:
@@ -110,7 +114,7 @@ def server_arguments(
     Raises ConfigError for a name under `rollout.engine.sglang` that ServerArgs lacks or that rollout/ sets itself.
     """
     check_argument_names(setup.engine.sglang, known)
-    per_device = _cpu_arguments(setup, recurrent) if setup.device == "cpu" else _cuda_arguments(setup, pools)
+    per_device = _cpu_arguments(setup, recurrent) if setup.device == "cpu" else _cuda_arguments(setup, pools, recurrent)
     drafting = draft_arguments(setup.engine, setup.model_path, setup.sends_draft)
     return _common_arguments(setup) | per_device | drafting | _adapter_arguments(setup) | setup.engine.sglang
 
@@ -172,8 +176,11 @@ def _cpu_arguments(setup: EngineSetup, recurrent: bool) -> dict[str, Any]:
     }
 
 
-def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None) -> dict[str, Any]:
-    return {
+def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None, recurrent: bool) -> dict[str, Any]:
+    # Every 256 tokens SGLang copies a request's recurrent states, from which a later turn goes on. The whole step waits
+    # for the copy, and where requests are apart, some request is at such a place in nearly every step.
+    never = {"mamba_track_interval": _NEVER_TOKENS} if recurrent and not setup.later_turns else {}
+    return never | {
         "device": "cuda",
         **_pool_arguments(setup.engine, pools),
         # Capturing prefill graphs compiles for over a minute and gains nothing for decoding.

@@ -90,6 +90,7 @@ def _setup(
         log_path=str((directory / f"rollout_engine_{index}.log").resolve()),
         jit=config.jit,
         warm_up=_sampling_kinds(config) if config.jit.warms_up(device == "cuda") else (),
+        later_turns=not config.rollout.generate.is_single_turn,
     )
 
 

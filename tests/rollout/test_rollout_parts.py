@@ -10,12 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpipe.config.rollout import EngineConfig
+from rlpipe.config.rollout import EngineConfig, GenerateConfig
 from rlpipe.estimate.engine_pools import needed_pools, pools_within
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_environment import engine_environment
+from rollout.engine_launch import engine_setups
 from rollout.engine_usage import UsageClock
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineUsage, sample_seed
@@ -80,6 +81,25 @@ def test_the_pools_of_a_gpu_are_as_large_as_what_the_run_can_use():
     divided = server_arguments(setup, (), short)
     assert divided["max_total_tokens"] is None and "max_mamba_cache_size" not in divided
     assert divided["mamba_full_memory_ratio"] == pytest.approx(pools.states_bytes / pools.kv_bytes, rel=0.01)
+
+
+def test_states_are_kept_while_decoding_only_where_a_later_turn_goes_on_from_them():
+    def interval(later_turns: bool, recurrent: bool = True, **sglang: int) -> int | None:
+        setup = replace(setup_of("cuda", sglang=sglang), later_turns=later_turns)
+        return server_arguments(setup, sglang, recurrent=recurrent).get("mamba_track_interval")
+
+    assert interval(later_turns=True) is None
+    assert interval(later_turns=False) > 2**20
+    assert interval(later_turns=False, recurrent=False) is None
+    assert interval(later_turns=False, mamba_track_interval=512) == 512
+
+
+@pytest.mark.parametrize(("function", "expected"), [("single_turn", False), ("calculator", True)])
+def test_only_single_turns_have_no_later_ones(function, expected, dense_folder, config_of):
+    config = config_of()
+    rollout = config.rollout.model_copy(update={"generate": GenerateConfig(function=function)})
+    config = config.model_copy(update={"rollout": rollout})
+    assert engine_setups(config, str(dense_folder))[0].later_turns is expected
 
 
 def test_settings_of_the_pools_stay():
