@@ -46,8 +46,8 @@ from rollout.pool import RolloutPool
 _PROMPT_TOKENS = 64
 _PROFILED_STEPS = 60
 _VOCABULARY = 32_768
-_ABLATED_MEMORY = 0.8
-"""Of what is free: several engines start at once, and each sees the others' weights as used."""
+_MEMORY = 0.8
+"""Of what is free, where pools have sizes: engines start at once, and each sees the others' weights as used."""
 _ABLATED_STEPS = 300  # enough for requests to pass a multiple of 256 tokens, where SGLang keeps their states
 _STATES_PER_REQUEST = 5
 """Room for recurrent states of raw SGLang, as the pool's."""
@@ -143,7 +143,7 @@ def main() -> None:
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
     given = dict(one.split("=", 1) for one in options.sglang)
-    memory = sizes.memory if not options.ablate else _ABLATED_MEMORY
+    memory = _MEMORY if options.ablate or options.hybrid_layers else sizes.memory
     sizes = replace(
         sizes, memory=memory, sglang=sizes.sglang | {key: yaml.safe_load(value) for key, value in given.items()}
     )
