@@ -4,7 +4,9 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from rewards.answers.extract import after_thinking
 from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python, run_tests
@@ -19,9 +21,9 @@ def code(
     response: str,
     label: str,
     score: Score = "all",
-    wall_seconds: float = 6.0,
-    memory_bytes: int = 2**29,
-    processes: int = 16,
+    wall_seconds: PositiveFloat = 6.0,
+    memory_bytes: Annotated[int, Field(ge=2**26)] = 2**29,
+    processes: PositiveInt = 16,
     isolation: Isolation = "required",
 ) -> Reward:
     """1 if the last code block of the response passes the label's tests, else 0; with `score: share` the share passed.

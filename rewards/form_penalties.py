@@ -1,9 +1,13 @@
 """Penalties on the form of a response. Their scores are at most 0; they are used as parts of `weighted`."""
 
+from pydantic import NonNegativeFloat, PositiveInt
+
 from rlpipe.shared.sample import Reward
 
 
-def length(response: str, label: str, maximum_tokens: int, buffer_tokens: int, response_tokens: int) -> Reward:
+def length(
+    response: str, label: str, maximum_tokens: PositiveInt, buffer_tokens: PositiveInt, response_tokens: int
+) -> Reward:
     """0 up to `maximum_tokens - buffer_tokens`, then falling linearly to -1 at `maximum_tokens` and beyond.
 
     Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13). `response_tokens` is a fact of the sample.
@@ -13,7 +17,9 @@ def length(response: str, label: str, maximum_tokens: int, buffer_tokens: int, r
     return Reward(score, None, f"{response_tokens} tokens of at most {maximum_tokens}")
 
 
-def repetition(response: str, label: str, ngram_words: int = 20, largest_penalty: float = 1.0) -> Reward:
+def repetition(
+    response: str, label: str, ngram_words: PositiveInt = 20, largest_penalty: NonNegativeFloat = 1.0
+) -> Reward:
     """Minus `largest_penalty` times the share of word n-grams that occurred before in the response.
 
     The n-gram penalty of "Demystifying Long Chain-of-Thought Reasoning" (arXiv 2502.03373), per response.

@@ -3,7 +3,9 @@
 import re
 import string
 from collections import Counter
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from rewards.answers.extract import after_phrase, after_thinking, boxes, label_answers
 from rlpipe.shared.sample import Reward
@@ -13,7 +15,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def f1(response: str, label: str, where: Where = "all", threshold: float = 1.0) -> Reward:
+def f1(response: str, label: str, where: Where = "all", threshold: Annotated[float, Field(gt=0, le=1)] = 1.0) -> Reward:
     """Word F1 between the answer and the best of the label's alternatives (a JSON list, or one text).
 
     The measure of SQuAD (arXiv 1606.05250): lower case, without punctuation and articles, words as multisets.

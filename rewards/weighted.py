@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rewards.grader_registry import call, check_grader
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.named_function import type_problem
 from rlpipe.shared.sample import Reward
 
 
@@ -40,6 +41,9 @@ def weighted(
 
 def check_parts(parts: Sequence[Mapping[str, object]], **_: object) -> None:
     """Raise ConfigError for parts that are empty, malformed, doubled or name a grader that does not fit."""
+    for values in parts:
+        if problem := type_problem(_Part, values):
+            raise ConfigError(f"grader 'weighted': the part {dict(values)!r}: {problem}")
     chosen = [_part(part) for part in parts]
     names = [part.name for part in chosen]
     if not chosen or len(set(names)) < len(names):

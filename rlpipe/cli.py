@@ -60,10 +60,15 @@ _FIXES = {
     errno.EACCES: "correct its rights, or choose another place",
     errno.EPERM: "correct its rights, or choose another place",
     errno.ENAMETOOLONG: "choose a shorter one",
+    errno.ENOENT: "correct the path, or find out who removed it",
     errno.ENOTDIR: "correct the path",
     errno.EISDIR: "correct the path",
     errno.EEXIST: "remove what stands there, or choose another place",
     errno.ELOOP: "remove that link",
+    errno.ENXIO: "correct the path",
+    errno.EBUSY: "find out who uses it, or choose another place",
+    errno.EIO: "look after the disk, or choose another place",
+    errno.ESTALE: "mount it again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 
@@ -122,10 +127,12 @@ def train(
         if dry_run:
             from rlpipe.generation.inputs import load_inputs
             from rlpipe.training.memory_choice import check_process_count
+            from rlpipe.training.opening import check_place
             from rlpipe.training.policy_checks import check_algorithm, check_policy
             from rlpipe.training.trained_share import trained_notes
 
             check_process_count(settings)
+            check_place(settings)
             inputs = load_inputs(settings)
             check_policy(inputs.config)
             check_algorithm(inputs.config)
@@ -159,6 +166,9 @@ def sft(
 
         settings = load_config(config, overrides or [])
         if dry_run:
+            from rlpipe.training.opening import check_place
+
+            check_place(settings)
             typer.echo(read_supervised_inputs(settings, resumed=False).summary)
             return
         typer.echo(f"run: {run_sft(settings, _opening(resume, overwrite, resume_from, allow_change))}")

@@ -178,7 +178,7 @@ class ActorConfig(Section):
     peak_tflops: float | None = Field(None, gt=0)
     """Dense bf16 TFLOP/s of one device, for MFU and HFU; by the device's name when empty."""
 
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=2**12)
     """CPU threads of each process, at most as many as there are cores."""
 
     @property

@@ -64,6 +64,31 @@ def template_fields(template: str) -> list[str]:
     return fields
 
 
+def _checked_top_k(count: int) -> int:
+    if count == 0 or count < -1:
+        raise ValueError(f"top_k is {count}: give how many of the most likely tokens are kept, or -1 for all")
+    return count
+
+
+TopK = Annotated[int, AfterValidator(_checked_top_k)]
+"""How many of the most likely tokens are kept; -1: all."""
+
+LEAST_TEMPERATURE = 1e-5
+"""SGLang takes lower ones for greedy sampling, with log-probabilities of temperature 1."""
+
+
+def _checked_temperature(temperature: float) -> float:
+    if temperature != 0 and temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"the temperature is {temperature:g}: give at least {LEAST_TEMPERATURE:g}, or 0 where greedy is allowed"
+        )
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(_checked_temperature)]
+"""Of a softmax; 0 is greedy."""
+
+
 def _checked_template(template: str) -> str:
     template_fields(template)
     return template

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from rlpipe.config.base import Name, Section, Template, template_fields
+from rlpipe.config.base import Name, Section, Temperature, Template, TopK, template_fields
 
 _ROWS = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 
@@ -85,13 +85,13 @@ class SamplingOverrides(Section):
     max_response_tokens: int | None = Field(None, ge=1)
     """Token limit of a response."""
 
-    temperature: float | None = Field(None, ge=0)
+    temperature: Temperature | None = Field(None, ge=0)
     """Softmax temperature; 0 is greedy, and for evaluation only."""
 
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus share."""
 
-    top_k: int | None = Field(None, ge=-1)
+    top_k: TopK | None = None
     """Keep only the k most likely tokens; -1 keeps all."""
 
     stop: list[str] | None = None
@@ -143,7 +143,7 @@ class DataConfig(Section):
     cache_directory: str | None = None
     """Where rendered and tokenized rows are kept between runs; in the cache of `datasets` (`HF_HOME`) when empty."""
 
-    processes: int | None = Field(None, ge=1)
+    processes: int | None = Field(None, ge=1, le=2**12)
     """Processes that render and tokenize rows the first time; one for each core when empty."""
 
     skip_bad_rows: bool = False
@@ -171,7 +171,7 @@ class EvalConfig(Section):
     samples_per_prompt: int = Field(1, ge=1)
     """Answers per problem; above 1 they are sampled and pass@k is reported."""
 
-    temperature: float = Field(0.0, ge=0)
+    temperature: Temperature = Field(0.0, ge=0)
     """0 is greedy."""
 
     top_p: float = Field(1.0, gt=0, le=1)

@@ -124,8 +124,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from None
     if tree is None:
         return {}
-    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+    if not isinstance(tree, dict):
         raise ConfigError(f"{path}: the file holds {type(tree).__name__}; a mapping of sections is needed")
+    if odd := [key for key in tree if not isinstance(key, str)]:
+        raise ConfigError(f"{path}: the key {odd[0]!r} is the name of no section; correct it")
     return tree
 
 

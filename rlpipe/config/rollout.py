@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, model_validator
 
 from rlpipe.config.agents import AgentConfig
-from rlpipe.config.base import Section
+from rlpipe.config.base import Section, Temperature, TopK
 from rlpipe.config.draft import DraftConfig
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.shared.errors import ConfigError
@@ -14,13 +14,13 @@ from rlpipe.shared.errors import ConfigError
 class SamplingConfig(Section):
     """How training responses are sampled."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: Temperature = Field(1.0, gt=0)
     """Softmax temperature; the actor applies the same one to its log-probabilities."""
 
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus share. Below 1 the sampled distribution differs from the trained one."""
 
-    top_k: int = Field(-1, ge=-1)
+    top_k: TopK = -1
     """Keep only the k most likely tokens; -1 keeps all."""
 
     stop: list[str] = Field(default_factory=list)

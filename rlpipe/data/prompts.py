@@ -103,6 +103,10 @@ class PromptEncoder(RowEncoder):
         )
 
 
+_PANIC = "PanicException"
+"""What a library of Rust raises when it fails; it is no Exception."""
+
+
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of the model folder or hub model `path`. Raises ModelError when there is none."""
     from transformers import AutoTokenizer
@@ -114,7 +118,9 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer("a")  # some wrong settings are met only in use
-    except Exception as error:  # transformers and tokenizers raise many unrelated types for damaged files
+    except BaseException as error:  # transformers and tokenizers raise many unrelated types for damaged files
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         raise ModelError(f"{path}: no tokenizer can be loaded from this model folder: {first_line(error)}") from None
     rows, largest = describe_model(folder).vocab_size, max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:

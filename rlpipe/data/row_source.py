@@ -1,9 +1,11 @@
 """Where rows lie, without holding them: what a process needs to read any of them, each with its place."""
 
 import itertools
+import logging
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,7 +79,11 @@ class Table:
 
     def read(self, rows: Sequence[int]) -> Iterator[tuple[str, Any]]:
         for row in rows:
-            yield f"{self._name}[{row}]", self._values[int(row)]
+            try:
+                values = self._values[int(row)]
+            except UnicodeDecodeError as error:
+                values = Malformed(f"a text is not valid UTF-8 at byte {error.start}")
+            yield f"{self._name}[{row}]", values
 
 
 class Joined:
@@ -153,11 +159,16 @@ def _json_list(path: Path) -> list[Any]:
 def _parquet(path: Path) -> Any:
     """A large file is converted once, to one that is memory-mapped, in the cache of `datasets`."""
     from datasets import Dataset
+    from pyarrow.parquet import ParquetFile
 
     try:
-        return Dataset.from_parquet(str(path), keep_in_memory=path.stat().st_size < _SMALL_BYTES)
+        with ParquetFile(path) as file:
+            if file.metadata.num_rows == 0:
+                return []
+        with _without_log("datasets"):  # it writes what it raises
+            return Dataset.from_parquet(str(path), keep_in_memory=path.stat().st_size < _SMALL_BYTES)
     except Exception as error:  # pyarrow and datasets raise many unrelated types for damaged files
-        raise DataError(f"{path}: not a readable parquet file: {first_line(error)}") from None
+        raise DataError(f"{path}: not a readable parquet file: {first_line(_first_cause(error))}") from None
 
 
 def _arrow(path: Path) -> Any:
@@ -204,6 +215,25 @@ def _no_hub(dataset: DatasetConfig, error: Exception) -> DataError:
     )
 
 
-def first_line(error: Exception) -> str:
-    """What an error of a library says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+@contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What made a library say that something failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line; the second, too, where the first only announces it."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}"[:300] if first.endswith(":") and others else first[:300]

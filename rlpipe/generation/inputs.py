@@ -19,7 +19,7 @@ from rlpipe.generation.filters import GroupFilter, group_filters
 from rlpipe.model.config_file import read_json_object
 from rlpipe.model.hub import model_folder, pinned
 from rlpipe.model.weight_checks import check_files
-from rlpipe.prepare import prepare
+from rlpipe.prepare import kept_though_different, prepare
 from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.regular_file import check_regular
 from rlpipe.shared.sample import Prompt
@@ -103,10 +103,11 @@ def with_pinned_models(config: Config) -> Config:
 
 
 def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptSet]) -> Iterator[str]:
-    """A sentence for each thing about the rows that the numbers of the run would not show.
+    """A sentence for each thing about policy and rows that the numbers of the run would not show.
 
     Raises DataError for an evaluation set that is part of the training data.
     """
+    yield from kept_though_different(config)
     for name, prompts in (("the training data", training), *evaluation.items()):
         if prompts.special_text_rows:
             yield (
@@ -133,6 +134,10 @@ def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptS
 def _check_model_folder(config: Config) -> None:
     folder = model_folder(config.model.path)
     check_regular(folder.glob("*"))
+    for file in (*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.jinja")):
+        if not file.is_file():
+            what = "a folder" if file.is_dir() else "a link to a file that is not there"
+            raise ModelError(f"{file}: is {what}; put the file in its place, for instance by another download")
     for needed in ("config.json", "*.safetensors"):
         if not any(folder.glob(needed)):
             raise ModelError(

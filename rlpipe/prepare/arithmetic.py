@@ -28,8 +28,13 @@ def write_rows(folder: Path, train: Iterable[Row], test: Iterable[Row]) -> None:
     for name, rows in (("train", train), ("test", test)):
         path = folder / f"{name}.jsonl"
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        partial.write_text(rows_text(rows))
         partial.rename(path)
+
+
+def rows_text(rows: Iterable[Row]) -> str:
+    """As the lines of a file."""
+    return "".join(json.dumps(one) + "\n" for one in rows)
 
 
 def split_problems(task: ArithmeticTaskConfig, seed: int) -> tuple[list[Problem], list[Problem]]:

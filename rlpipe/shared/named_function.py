@@ -76,7 +76,7 @@ def type_problem(function: Any, options: Mapping[str, object]) -> str | None:
 
     For code of our own, whose annotations hold.
     """
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     for name in options.keys() & hints.keys():
         try:
             # As JSON, since that is what a configuration holds: a list is as good as a tuple, and true is no number.

@@ -1,6 +1,7 @@
 """Opening the folder of a run: the lock, what may be replaced or continued, what is left when nothing came of it."""
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def open_run_directory(config: Config, opening: Opening, fingerprint: str, say: 
     """
     directory = RunDirectory.of(config)
     parents = [parent for parent in directory.path.parents if not parent.exists()]
-    directory.path.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(directory)
     try:
         with run_lock(directory.path):
             _restore_replaced(directory)
@@ -74,6 +75,35 @@ def open_run_directory(config: Config, opening: Opening, fingerprint: str, say: 
     finally:
         for parent in parents:
             _remove_if_empty(parent)
+
+
+def check_place(config: Config) -> None:
+    """Raise ConfigError where the run's folder could not be made; leaves nothing."""
+    directory = RunDirectory.of(config)
+    missing = [parent for parent in directory.path.parents if not parent.exists()]
+    try:
+        _make_parent(directory)
+        with tempfile.TemporaryFile(dir=directory.path.parent):
+            pass
+    except OSError as error:
+        raise _no_place(directory, error) from None
+    finally:
+        for parent in missing:
+            _remove_if_empty(parent)
+
+
+def _make_parent(directory: RunDirectory) -> None:
+    try:
+        directory.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_place(directory, error) from None
+
+
+def _no_place(directory: RunDirectory, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.directory: runs cannot be written into {str(directory.path.parent)[:200]} ({error.strerror}); choose "
+        "another folder"
+    )
 
 
 def discard_replaced(directory: RunDirectory) -> None:

@@ -19,7 +19,7 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_header import run_header
 from rlpipe.monitoring.trackers import open_trackers
-from rlpipe.prepare import prepare
+from rlpipe.prepare import kept_though_different, prepare
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.interrupts import CleanupStack
@@ -173,7 +173,9 @@ def read_supervised_inputs(config: Config, resumed: bool) -> SupervisedInputs:
     config, choices = with_memory_choices(with_pinned_models(config), resumed)
     check_policy(config)
     examples = load_examples(config, settings, load_tokenizer(config.model.path))
-    return SupervisedInputs(config, settings, examples, (*choices, *trained_notes(config)))
+    return SupervisedInputs(
+        config, settings, examples, (*kept_though_different(config), *choices, *trained_notes(config))
+    )
 
 
 @contextmanager

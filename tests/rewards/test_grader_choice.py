@@ -56,6 +56,12 @@ def test_a_grader_of_ones_own() -> None:
         ("length", {"buffer_tokens": 1}, "missing a required argument: 'maximum_tokens'"),
         ("ifeval", {"score": "most"}, "grader 'ifeval': option score: input should be 'all' or 'share', got 'most'"),
         ("code", {"wall_seconds": "6 s"}, "option wall_seconds: input should be a valid number"),
+        ("code", {"wall_seconds": -1}, "option wall_seconds: input should be greater than 0"),
+        ("code", {"memory_bytes": 1}, "option memory_bytes: input should be greater than or equal to 67108864"),
+        ("f1", {"threshold": 5}, "option threshold: input should be less than or equal to 1"),
+        ("length", {"maximum_tokens": 9, "buffer_tokens": 0}, "option buffer_tokens: input should be greater than 0"),
+        ("weighted", {"parts": [{"name": []}]}, "name: input should be a valid string"),
+        ("weighted", {"parts": [{"name": "math", "weight": "x"}]}, "weight: input should be a valid number"),
     ],
 )
 def test_wrong_graders_are_refused_at_start(name: str, options: dict, sentence: str) -> None:

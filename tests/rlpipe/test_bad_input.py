@@ -297,11 +297,47 @@ _CASES = {
         lambda f: (f / "good.yaml", [f"model.path={_with_a_pipe(f)}", "--dry-run"]),
         "/chat_template.jinja: is a pipe, and a file is needed there",
     ),
+    "runs in the place of a file": (
+        lambda f: (f / "good.yaml", [f"run.directory={f}/train.jsonl/runs", "--dry-run"]),
+        "train.jsonl/runs (Not a directory); choose another folder",
+    ),
+    "runs where nobody can write": (
+        lambda f: (f / "good.yaml", ["run.directory=/proc/runs", "--dry-run"]),
+        "run.directory: runs cannot be written into /proc/runs (No such file or directory)",
+    ),
+    "data to prepare where nobody can write": (
+        lambda f: (f / "good.yaml", ["prepare={arithmetic: {digits: 2}, directory: /proc/task}", "--dry-run"]),
+        "/proc/task: No such file or directory; correct the path",
+    ),
+    "a link to a file that is not there": (
+        lambda f: (f / "good.yaml", [f"model.path={_with_a_broken_link(f)}", "--dry-run"]),
+        "/chat_template.jinja: is a link to a file that is not there",
+    ),
+    "a tokenizer whose library panics": (
+        lambda f: (f / "good.yaml", [f"model.path={_with_a_panic(f)}", "--dry-run"]),
+        "no tokenizer can be loaded from this model folder: no entry found for key",
+    ),
     "no cluster": (
         lambda f: (f / "good.yaml", ["ray.address=127.0.0.1:1", "--overwrite"]),
         "ray: no cluster at 127.0.0.1:1",
     ),
 }
+
+
+def _with_a_broken_link(folder: Path) -> Path:
+    target = folder / "with_a_broken_link"
+    shutil.copytree(folder / "policy", target)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    (target / "chat_template.jinja").symlink_to("../blobs/gone")
+    return target
+
+
+def _with_a_panic(folder: Path) -> Path:
+    """Its template of special tokens names one that it does not hold."""
+    tokenizer = json.loads((folder / "policy" / "tokenizer.json").read_text())
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}]
+    wrong = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    return Path(_model_with(folder, "tokenizer.json", json.dumps(tokenizer | {"post_processor": wrong})))
 
 
 def _with_a_pipe(folder: Path) -> Path:

@@ -74,6 +74,10 @@ def test_references_take_values_and_defaults(tmp_path):
                 ("rollout={engines: 1", ", stop_token_ids: [3]", "rollout.sampling.stop_token_ids"),
             ]
         ),
+        ("rollout.sampling.top_k=0", "top_k is 0: give how many of the most likely tokens are kept, or -1 for all"),
+        ("rollout.sampling.temperature=1.0e-7", "the temperature is 1e-07: give at least 1e-05"),
+        ("eval.temperature=1.0e-7", "or 0 where greedy is allowed"),
+        ("actor.threads=100000", "actor.threads: input should be less than or equal to 4096"),
         ("actor.optimizer={moments_dtype: bfloat16, beta2: 0.999}", "use at most 0.996, or moments_dtype float32"),
     ],
 )
@@ -95,6 +99,7 @@ def test_a_wrong_override_is_one_sentence_that_names_the_key(tmp_path, override,
         ("- a\n- b\n", "the file holds list"),
         ("base: c.yaml\n", "leads back to the file itself"),
         ("base: 3\n", "must be a file name"),
+        ("run: {name: a}\n1: 2\n", "the key 1 is the name of no section"),
         ("{}", "run: this key is required"),
     ],
 )

@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,6 +177,23 @@ def test_folders_that_datasets_saved_are_read_by_their_splits(tmp_path):
     (tmp_path / "one" / "state.json").write_text("{}")
     with pytest.raises(DataError, match="state.json: damaged, it lists no '_data_files'"):
         values_of("one")
+
+
+def test_a_table_that_is_damaged_or_odd_is_named(tmp_path, capsys):
+    letter = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    tables = {
+        "prompt.parquet": pa.table({"prompt": letter, "label": ["1"]}),
+        "twice.parquet": pa.Table.from_arrays([letter, letter], names=["prompt", "prompt"]),
+        "empty.parquet": pa.table({"prompt": pa.array([], pa.string())}),
+    }
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / name)
+    with pytest.raises(DataError, match=r"prompt.parquet\[0\]: a text is not valid UTF-8 at byte 0"):
+        load_rows(_dataset(tmp_path / "prompt.parquet"), skip_bad_rows=False)
+    with pytest.raises(DataError, match="twice.parquet: not a readable parquet file: Multiple matches for .*prompt"):
+        load_rows(_dataset(tmp_path / "twice.parquet"), skip_bad_rows=False)
+    assert len(open_rows(_dataset(tmp_path / "empty.parquet"))) == 0
+    assert not capsys.readouterr().err
 
 
 def test_what_is_no_file_is_named(tmp_path):

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import PositiveFloat
+
 from rlpipe.environments.adapters.command_sandbox import CommandSandbox, HttpSandbox, LocalSandbox
 from rlpipe.environments.protocol import Observation, Task
 from rlpipe.environments.tool_task import ToolTask
@@ -32,8 +34,8 @@ class Commands(ToolTask):
         where: Literal["local", "remote"] = "local",
         url: str = "",
         key_variable: str = "",
-        command_seconds: float = 30.0,
-        test_seconds: float = 60.0,
+        command_seconds: PositiveFloat = 30.0,
+        test_seconds: PositiveFloat = 60.0,
         reward_file: str = _REWARD_FILE,
     ) -> None:
         if where not in ("local", "remote") or (where == "remote") != bool(url):

@@ -9,6 +9,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import PositiveFloat, PositiveInt
+
 from rewards.sandbox.program import Isolation, Limits, Outcome, Program, namespaces_work, run_python, run_tests
 from rlpipe.environments.protocol import Observation, Task
 from rlpipe.environments.tool_task import ToolTask
@@ -54,7 +56,9 @@ _PROGRAMS = (
 class Repair(ToolTask):
     """Success is passing the row's tests at the end. State: `edits`, `tries`."""
 
-    def __init__(self, wall_seconds: float = 6.0, memory_bytes: int = 2**29, isolation: Isolation = "required") -> None:
+    def __init__(
+        self, wall_seconds: PositiveFloat = 6.0, memory_bytes: PositiveInt = 2**29, isolation: Isolation = "required"
+    ) -> None:
         if isolation == "required" and not namespaces_work():
             raise ConfigError(
                 "environment 'repair' needs namespaces, which this machine does not permit: allow unprivileged user "

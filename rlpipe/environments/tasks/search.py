@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from rewards.text import normalize
 from rlpipe.environments.protocol import Message, Observation, Task
 from rlpipe.environments.tool_task import ToolTask
@@ -69,7 +71,7 @@ class Corpus:
 class Search(ToolTask):
     """Answers are right where they equal the row's label or one of its alternatives, a JSON list, word by word."""
 
-    def __init__(self, corpus: str | None = None, passages: int = 2, hops: int = 2) -> None:
+    def __init__(self, corpus: str | None = None, passages: PositiveInt = 2, hops: PositiveInt = 2) -> None:
         super().__init__()
         self._corpus = read_corpus(corpus or _MADE)
         self._passages = passages
