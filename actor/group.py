@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -194,12 +193,11 @@ class ActorGroup:
         """Addresses, one per process, at which the engine on the same device can open its buffers."""
         return self._all("listen_for_engine", self._config.deadlines.weight_sync_seconds)
 
-    def begin_join_weight_groups(self, groups: Sequence[WeightGroup | None]) -> Pending[str]:
+    def begin_join_weight_groups(self, groups: Sequence[WeightGroup]) -> Pending[str]:
         """Those processes join that are to send, and leave what they had joined; the engines must join meanwhile.
 
-        One group of all engines, in which process 0 broadcasts, or by engine one of it and the processes on its
-        devices, and None for an engine that is not there. The result says why it did not work; it is empty where it
-        did.
+        One group of all engines, or for each engine one of it and the processes on its devices. The result says why it
+        did not work; it is empty where it did.
         """
         references = self._call("join_weight_groups", list(groups))
         seconds = self._config.deadlines.weight_sync_seconds
@@ -339,9 +337,15 @@ def _start_process(config: Config, rank: int, placement: ActorPlacement | None, 
 
 
 def _merge_sent(reports: Sequence[WeightSendReport]) -> WeightSendReport:
-    """Of the processes that sent, what one of them reports, and all failures."""
-    failure = "; ".join(dict.fromkeys(report.failure for report in reports if report.failure))
-    return replace(max(reports, key=lambda report: len(report.checksums)), failure=failure)
+    """Of all processes: the most bytes and seconds of one, each bucket's checksum from one that sent it, and all
+    failures."""
+    failures = dict.fromkeys(report.failure for report in reports if report.failure)
+    return WeightSendReport(
+        size_bytes=max(report.size_bytes for report in reports),
+        seconds=max(report.seconds for report in reports),
+        checksums=tuple(max(sums) for sums in zip(*(report.checksums for report in reports), strict=True)),
+        failure="; ".join(failures),
+    )
 
 
 def _merge(reports: Sequence[RankTrainReport], layout: ActorLayout) -> TrainReport:

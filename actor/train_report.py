@@ -121,8 +121,11 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class WeightSendReport:
-    """One weight update as the sender saw it. `checksums`: one per bucket, empty unless asked for. `failure`: why it
-    did not reach the engines; empty where it did."""
+    """One weight update as a sender saw it.
+
+    size_bytes: what it handed over itself. checksums: one per bucket of the plan, empty for those of other senders, and
+        unless asked for. failure: why the update did not reach the engines; empty where it did.
+    """
 
     size_bytes: int
     seconds: float

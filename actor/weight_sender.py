@@ -2,47 +2,45 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from actor.hf.adapter_modules import table_of_adapters
-from actor.hf.adapter_weights import iter_engine_factors
-from actor.hf.engine_adapters import engine_factor_specs, engine_refusal
-from actor.hf.export import export_plan, iter_export
+from actor.hf.adapter_table import AdaptedWeight
+from actor.hf.adapter_weights import engine_factor_tensors
+from actor.hf.engine_adapters import engine_refusal
+from actor.hf.export import Gatherer, exported_entries
+from actor.hf.weight_table import Entry
 from actor.models.policy_model import PolicyModel
 from actor.train_report import WeightSendReport
+from actor.weight_plan import Holders, Portion, Source, adapter_sources, buckets_of, model_sources, portions_of
 from actor.weight_transport import Broadcast, SharedBuffers, TransferError, WeightTransport
+from rlpipe.config.layout import ActorLayout
 from rlpipe.model.description import TrainableModel
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener
-from rlpipe.shared.weights import BUFFERS, TensorSpec, WeightBucket, WeightContent, WeightGroup, checksum
-
-
-def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[WeightBucket, ...]:
-    """Consecutive tensors of one dtype, together at most `bucket_bytes`; a larger tensor gets a bucket of its own."""
-    buckets: list[WeightBucket] = []
-    open_specs: list[TensorSpec] = []
-    open_bytes = 0
-    for spec in specs:
-        size = spec.elements * getattr(torch, spec.dtype).itemsize
-        if open_specs and (open_bytes + size > bucket_bytes or spec.dtype != open_specs[0].dtype):
-            buckets.append(WeightBucket(tuple(open_specs), open_bytes))
-            open_specs, open_bytes = [], 0
-        open_specs.append(spec)
-        open_bytes += size
-    if open_specs:
-        buckets.append(WeightBucket(tuple(open_specs), open_bytes))
-    return tuple(buckets)
+from rlpipe.shared.weights import (
+    BUFFERS,
+    StackedExperts,
+    TensorSpec,
+    WeightBucket,
+    WeightContent,
+    WeightGroup,
+    checksum,
+)
 
 
 class WeightSender:
-    """Every process of the actor has one. In a broadcast global rank 0 sends to all engines; where buffers are shared
-    with the engines on the same devices, each process feeds its own.
+    """Every process of the actor has one. In a broadcast each process of one copy of the weights sends what it holds to
+    all engines (actor/weight_plan.py); where buffers are shared with the engines on the same devices, each process
+    feeds its own with everything.
 
-    plans: the buckets of each content that this policy can be sent as.
+    plans: the buckets of each content that this policy can be sent as, the same on all processes.
     """
 
     def __init__(
@@ -51,14 +49,23 @@ class WeightSender:
         description: TrainableModel,
         dtype: str,
         bucket_bytes: int,
+        layout: ActorLayout | None,
         with_mtp: bool = False,
     ) -> None:
-        """with_mtp: also the trained multi-token-prediction layer, with which engines draft."""
+        """layout: None where engines share the devices of the actor. with_mtp: also the trained multi-token-prediction
+        layer, with which engines draft."""
         self._policy = policy
-        self._with_mtp = with_mtp
         # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
-        self._description = replace(description, fused_experts=True, fused_mtp_experts=True)
-        self.plans = _plans(policy, self._description, dtype, bucket_bytes, with_mtp)
+        stacked = replace(description, fused_experts=True, fused_mtp_experts=True)
+        self._holders = None if layout is None else Holders(layout, description.layers)
+        self._portions = {
+            content: tuple(portions_of(sources, self._holders, bucket_bytes) for sources in parts)
+            for content, parts in _contents(policy, stacked, dtype, with_mtp).items()
+        }
+        self.plans: Mapping[WeightContent, tuple[WeightBucket, ...]] = {
+            content: tuple(chain(*(buckets_of(part, self._holders, bucket_bytes) for part in parts)))
+            for content, parts in self._portions.items()
+        }
         self._listener: Listener | None = None
         self._transport: WeightTransport | None = None
         self._senders: Mapping[int, WeightGroup] = {}
@@ -70,14 +77,14 @@ class WeightSender:
         self._listener = Listener()
         return self._listener.address
 
-    def join(self, groups: Sequence[WeightGroup | None], store: dist.Store, timeout_seconds: float) -> str:
+    def join(self, groups: Sequence[WeightGroup], store: dist.Store, timeout_seconds: float) -> str:
         """Leave what was joined before, and join in the processes that are to send; blocks until the engines have.
 
-        One group of all engines, which meet in `store`, or by engine one in which buffers are shared, None for an
-        engine that is not there. Returns why it did not work, empty where it did.
+        One group of all engines, which meet in `store`, or for each engine one in which buffers are shared. Returns why
+        it did not work, empty where it did.
         """
         self.leave()
-        self._senders = _senders(groups)
+        self._senders = {sender: group for group in groups for sender in group.senders}
         rank = dist.get_rank()
         if rank not in self._senders:
             return ""
@@ -91,29 +98,28 @@ class WeightSender:
     def send(
         self, verify: bool, engine_failed: Callable[[], bool] = lambda: False, content: WeightContent = "merged"
     ) -> WeightSendReport:
-        """Hand every bucket of `plans[content]` over as one flat tensor, in order. Collective over the actor's
-        processes.
+        """Hand this process's buckets of `plans[content]` over, each as one flat tensor, in order. Collective over the
+        actor's processes.
 
         A transfer that fails ends for this process alone, which leaves its group so that the engines in it learn of it.
         Raises WeightSyncError where no group was joined. engine_failed: asked while the engines are waited for.
         """
         start = time.perf_counter()
-        if not self._senders or (self._transport is None and dist.get_rank() in self._senders):
+        rank = dist.get_rank()
+        if not self._senders or (self._transport is None and rank in self._senders):
             raise WeightSyncError("no weight group was joined: call begin_join_weight_groups before sending weights")
-        plan, tensors = self.plans[content], self._tensors(content)
-        sums: tuple[str, ...] = ()
-        failure = ""
-        if self._transport is not None:
-            try:
-                sums = tuple(self._hand_over(self._transport, plan, tensors, verify, engine_failed))
-            except TransferError as error:
-                failure = f"weights did not reach an engine: {error}"
-                self.leave()
-        for name, _ in tensors:  # other processes wait for this one's part
-            if self._transport is not None:
-                raise WeightSyncError(f"export gave {name} after the end of the weight plan")
-        size = sum(bucket.size_bytes for bucket in plan)
-        return WeightSendReport(size, time.perf_counter() - start, sums, failure)
+        streams = self._streams(content)
+        hand_over = _HandOver(self._transport, verify, engine_failed)
+        for bucket in self.plans[content]:
+            tensors = islice(streams.get(bucket.sender, iter(())), len(bucket.tensors))
+            hand_over.bucket(bucket, tensors, is_own=self._holders is None or bucket.sender == rank)
+        for name, _ in chain(*streams.values()):
+            raise WeightSyncError(f"export gave {name} after the end of the weight plan")
+        hand_over.finish()
+        if hand_over.failure:
+            self.leave()  # only now: other processes needed this one's part of gathers
+        seconds = time.perf_counter() - start
+        return WeightSendReport(hand_over.sent_bytes, seconds, tuple(hand_over.checksums), hand_over.failure)
 
     def leave(self) -> None:
         """End the connection to the engines, if there is one, in whatever state it is."""
@@ -121,65 +127,109 @@ class WeightSender:
             self._transport.leave()
             self._transport = None
 
-    def _tensors(self, content: WeightContent) -> Iterator[tuple[str, torch.Tensor | None]]:
-        everywhere, lora = set(self._senders) != {0}, self._policy[0].lora
-        if content == "merged" or lora is None:
-            return iter_export(self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp)
-        factors = iter_engine_factors(self._policy, lora, everywhere=everywhere)
-        if content == "adapters":
-            return factors
-        model = iter_export(
-            self._policy, self._description, everywhere=everywhere, with_mtp=self._with_mtp, merge=False
-        )
-        return chain(model, factors)
+    def _streams(self, content: WeightContent) -> Mapping[int, Iterator[tuple[str, torch.Tensor | None]]]:
+        """By sender, the tensors of its buckets: of this process, and of those whose gathers it takes part in."""
+        gather = Gatherer(self._policy, merge=content == "merged")
+        group = parallel_state.get_tensor_model_parallel_group()
+        senders = {0} if self._holders is None else set(dist.get_process_group_ranks(group))
+        portions = [portion for part in self._portions[content] for portion in part]
+        own = {sender: [one for one in portions if one.sender == sender] for sender in senders}
+        return {sender: self._stream(gather, its) for sender, its in own.items()}
+
+    def _stream(self, gather: Gatherer, portions: Sequence[Portion]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Name and value of each tensor, None where this process only takes part in a gather."""
+        for portion in portions:
+            yield from zip((spec.name for spec in portion.tensors), self._values(gather, portion), strict=True)
+
+    def _values(self, gather: Gatherer, portion: Portion) -> Iterable[torch.Tensor | None]:
+        def gathered(entry: Entry) -> Sequence[torch.Tensor | None]:
+            return gather.everywhere(entry) if self._holders is None else gather.at_holder(entry, portion.sender)
+
+        source = portion.source
+        if isinstance(source, AdaptedWeight):
+            lora = self._policy[0].lora
+            assert lora is not None
+            return engine_factor_tensors(source, lora, gathered)
+        if self._holders is None or source.split != "expert":
+            return gathered(source)
+        if portion.sender != dist.get_rank():
+            return [None] * len(portion.tensors)
+        return _experts(gather, source, portion.tensors)
 
     def _joined(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> WeightTransport:
         if group.backend != BUFFERS:
-            return Broadcast(group, store, timeout_seconds)
+            return Broadcast(group, dist.get_rank(), store, timeout_seconds)
         if self._listener is None:
             raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
         listener, self._listener = self._listener, None
         largest = max(self.plans.values(), key=len)
         return SharedBuffers(listener, largest, timeout_seconds)
 
-    def _hand_over(
-        self,
-        transport: WeightTransport,
-        plan: Sequence[WeightBucket],
-        tensors: Iterator[tuple[str, torch.Tensor | None]],
-        verify: bool,
-        engine_failed: Callable[[], bool],
-    ) -> Iterator[str]:
-        """Yields the checksum of each bucket, empty unless `verify`."""
-        for bucket in plan:
-            flat = transport.room(bucket)
-            _fill(flat, bucket, tensors)
-            yield checksum(flat.cpu().view(torch.uint8).numpy().data) if verify else ""
-            transport.publish(flat, engine_failed)
-        transport.finish(engine_failed)
+
+class _HandOver:
+    """One process's part in an update. After a transfer has failed it still gathers what other processes send.
+
+    checksums: of all buckets of the plan, empty for those that are not its own, and for all unless `verify`.
+    """
+
+    def __init__(self, transport: WeightTransport | None, verify: bool, engine_failed: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._verify = verify
+        self._engine_failed = engine_failed
+        self.sent_bytes = 0
+        self.checksums: list[str] = []
+        self.failure = ""
+
+    def bucket(self, bucket: WeightBucket, tensors: Iterator[tuple[str, torch.Tensor | None]], is_own: bool) -> None:
+        """tensors: those of the bucket, with values if it `is_own`."""
+        found = ""
+        if is_own and self._transport is not None and not self.failure:
+            with self._noting_failure():
+                flat = self._transport.room(bucket)
+                _fill(flat, bucket, tensors)
+                found = checksum(flat.cpu().view(torch.uint8).numpy().data) if self._verify else ""
+                self._transport.publish(flat, self._engine_failed)
+                self.sent_bytes += bucket.size_bytes
+        self.checksums.append(found)
+        for _ in tensors:  # other processes wait for this one's part
+            pass
+
+    def finish(self) -> None:
+        """Wait until engines have everything."""
+        if self._transport is not None and not self.failure:
+            with self._noting_failure():
+                self._transport.finish(self._engine_failed)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except TransferError as error:
+            self.failure = f"weights did not reach an engine: {error}"
 
 
-def _plans(
-    policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, bucket_bytes: int, with_mtp: bool
-) -> Mapping[WeightContent, tuple[WeightBucket, ...]]:
-    model = plan_buckets(export_plan(description, dtype, with_mtp=with_mtp), bucket_bytes)
+def _experts(gather: Gatherer, entry: Entry, tensors: Sequence[TensorSpec]) -> Iterator[torch.Tensor]:
+    """Those of this process that each of `tensors` names."""
+    first, held = gather.held_experts(entry)
+    for spec in tensors:
+        stacked = StackedExperts.of_name(spec.name)
+        assert stacked is not None
+        yield held[stacked.first - first :][: spec.shape[0]]
+
+
+def _contents(
+    policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, with_mtp: bool
+) -> Mapping[WeightContent, Sequence[Sequence[tuple[Source, Sequence[TensorSpec]]]]]:
+    """What each content consists of: parts that are sent one after another."""
+    model = model_sources(exported_entries(policy, description, with_mtp=with_mtp), dtype)
     lora = policy[0].lora
     if lora is None:
-        return {"merged": model}
+        return {"merged": [model]}
     table = table_of_adapters(policy, lora)
     if engine_refusal(description, table):
-        return {"merged": model}
-    adapters = plan_buckets(engine_factor_specs(table, lora.rank, dtype), bucket_bytes)
-    return {"merged": model, "model_and_adapters": (*model, *adapters), "adapters": adapters}
-
-
-def _senders(groups: Sequence[WeightGroup | None]) -> Mapping[int, WeightGroup]:
-    """By global rank, the group that it sends to."""
-    found: dict[int, WeightGroup] = {}
-    for place, group in enumerate(groups):
-        if group is not None:
-            found |= {place * group.senders + index: group for index in range(group.senders)}
-    return found
+        return {"merged": [model]}
+    adapters = adapter_sources(table, lora.rank, dtype)
+    return {"merged": [model], "model_and_adapters": [model, adapters], "adapters": [adapters]}
 
 
 def _fill(flat: torch.Tensor, bucket: WeightBucket, tensors: Iterator[tuple[str, torch.Tensor | None]]) -> None:

@@ -36,6 +36,7 @@ _ABORT = relies_on(
 
 IN_FLIGHT = 2
 _POLL_SECONDS = 0.0005
+_LOOK_SECONDS = 0.2
 
 
 class TransferError(WeightSyncError):
@@ -62,14 +63,17 @@ class WeightTransport(Protocol):
 
 
 class Broadcast:
-    """Rank 0 of a process group that spans all engines: GPUs of their own, or the CPU."""
+    """Rank 0 of a process group that spans all engines: GPUs of their own, or the CPU. Each sender has one.
 
-    def __init__(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> None:
+    sender: global rank of this process.
+    """
+
+    def __init__(self, group: WeightGroup, sender: int, store: dist.Store, timeout_seconds: float) -> None:
         try:
-            self._group = _join_as_sender(group, store, timeout_seconds)
+            self._group = _join_as_sender(group, sender, store, timeout_seconds)
         except RuntimeError as error:  # what torch.distributed raises
             raise TransferError(str(error)) from None
-        self._backend = group.backend
+        self._aborts = group.backend == "nccl"
         self._broken = False
         self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -78,33 +82,42 @@ class Broadcast:
         return torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype, device=compute_device())
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
-        self._in_flight.append((dist.broadcast(flat, src=0, group=self._group, async_op=True), flat))
-        if len(self._in_flight) == IN_FLIGHT:
-            self._wait(engine_failed)
+        with self._as_transfer_error():
+            self._in_flight.append((dist.broadcast(flat, src=0, group=self._group, async_op=True), flat))
+            if len(self._in_flight) == IN_FLIGHT:
+                self._wait(engine_failed)
 
     def finish(self, engine_failed: Callable[[], bool]) -> None:
-        while self._in_flight:
-            self._wait(engine_failed)
+        with self._as_transfer_error():
+            while self._in_flight:
+                self._wait(engine_failed)
         synchronize()
 
     def leave(self) -> None:
-        self._in_flight.clear()
-        if self._broken and self._backend == "nccl":
+        if self._broken and self._aborts:
             _ABORT.original()(self._group)  # to destroy it would wait for the lost engine
         else:
             dist.destroy_process_group(self._group)
+        self._in_flight.clear()
 
     def _wait(self, engine_failed: Callable[[], bool]) -> None:
-        """For the oldest bucket under way. Gloo fails when a process of the group ends; NCCL would wait for ever."""
+        """For the oldest bucket under way. Not every sender sees in its own group that an engine is lost: Gloo tells
+        those that exchange data with it, NCCL nobody."""
         work, _ = self._in_flight.popleft()
-        try:
-            if self._backend != "nccl":
-                work.wait()
-                return
-            while not work.is_completed():
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while not work.is_completed():
+            if time.monotonic() >= next_look:
                 if engine_failed():
                     raise RuntimeError("one of them failed while it received")
-                time.sleep(_POLL_SECONDS)
+                next_look = time.monotonic() + _LOOK_SECONDS
+            time.sleep(_POLL_SECONDS)
+        work.wait()
+
+    @contextmanager
+    def _as_transfer_error(self) -> Iterator[None]:
+        """What torch.distributed raises."""
+        try:
+            yield
         except RuntimeError as error:
             self._broken = True
             raise TransferError(str(error)) from None
@@ -166,22 +179,23 @@ def bucket_dtype(bucket: WeightBucket) -> torch.dtype:
     return dtype
 
 
-def _join_as_sender(group: WeightGroup, store: dist.Store, timeout_seconds: float) -> dist.ProcessGroup:
+def _join_as_sender(group: WeightGroup, sender: int, store: dist.Store, timeout_seconds: float) -> dist.ProcessGroup:
     """The same group as SGLang's `init_custom_process_group` makes, apart from the default group.
 
     torch has no public call for a group that spans processes of different default groups.
     """
     make, set_timeout, world = (_NEW_GROUP.original(index) for index in range(3))
     process_group: dist.ProcessGroup
+    name, processes = group.name_of(sender), 1 + group.readers
     process_group, _ = make(
-        group.world_size,
+        processes,
         0,
         [],
         Backend(group.backend),
-        PrefixStore(group.name, store),
-        group_name=GroupName(group.name),
+        PrefixStore(name, store),
+        group_name=GroupName(name),
         timeout=timedelta(seconds=min(JOIN_SECONDS, timeout_seconds)),
     )
     set_timeout(timedelta(seconds=timeout_seconds), process_group)
-    world.pg_group_ranks[process_group] = {index: index for index in range(group.world_size)}
+    world.pg_group_ranks[process_group] = {index: index for index in range(processes)}
     return process_group

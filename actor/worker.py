@@ -41,6 +41,7 @@ from actor.trainer import Trainer, TrainerOptions, Which
 from actor.weight_sender import WeightSender
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
@@ -135,6 +136,7 @@ class ActorWorker:
             self._trainer.description,
             actor.dtype,
             self._config.weight_sync.bucket_bytes,
+            None if self._config.ray.colocate else ActorLayout.of(actor),
             with_mtp=self._config.sends_draft_weights,
         )
         self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
@@ -202,7 +204,7 @@ class ActorWorker:
     def listen_for_engine(self) -> str:
         return self._sender.listen()
 
-    def join_weight_groups(self, groups: Sequence[WeightGroup | None]) -> str:
+    def join_weight_groups(self, groups: Sequence[WeightGroup]) -> str:
         """Why it did not work; empty where it did."""
         return self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
 

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actor.hf.weight_table import export_plan
-from actor.weight_sender import plan_buckets
+from actor.weight_plan import plan_buckets
 from rlpipe.algorithms import compute_advantages
 from rlpipe.batching import PackLimits, pack_for_training
 from rlpipe.batching.pack_plan import flops_cost

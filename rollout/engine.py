@@ -166,9 +166,9 @@ class Engine:
         await self._memory.resume(parts)
         self._usage.note_span("wake", begin)
 
-    async def join_weight_group(self, group: WeightGroup, rank: int) -> None:
-        """Joins as ranks `rank` to `rank + tensor_parallel - 1`; returns when all ranks are there."""
-        await self._weights.join(group, rank)
+    async def join_weight_group(self, group: WeightGroup, reader: int) -> None:
+        """Joins as readers `reader` to `reader + tensor_parallel - 1`; returns when all ranks are there."""
+        await self._weights.join(group, reader)
 
     async def leave_weight_group(self, name: str) -> None:
         await self._weights.leave(name)

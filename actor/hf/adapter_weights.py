@@ -19,14 +19,14 @@ from actor.hf.adapter_files import (
 from actor.hf.adapter_modules import table_of_adapters
 from actor.hf.adapter_table import AdaptedWeight
 from actor.hf.engine_adapters import engine_factors
-from actor.hf.export import iter_adapters
+from actor.hf.export import Gatherer
 from actor.hf.policy_folder import replace_folder
 from actor.hf.safetensors_reader import HfCheckpoint, assemble
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group
+from actor.hf.weight_table import Entry
 from actor.models.policy_model import policy_of
 from rlpipe.config.lora import LoraConfig
 from rlpipe.shared.disk_errors import written_whole
-from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.policy_facts import PolicyFacts
 
 _ZERO_FIRST = ("lora_B.weight", "lora_embedding_A")
@@ -68,10 +68,13 @@ def save_adapters(
     entries = [entry for one in table for entry in (one.a, one.b)]
     shared = {source.name: one for one in table if one.kind == "shared_experts" for source in sources_of(one)}
     tensors = {}
-    for name, tensor in iter_adapters(chunks, entries):
-        if tensor is not None:
-            own = tensor.to("cpu", copy=True).contiguous()
-            tensors[name] = of_every_expert(own, name, shared[name]) if name in shared else own
+    gather = Gatherer(chunks)
+    for entry in entries:
+        for source, tensor in zip(entry.sources, gather.at_rank_zero(entry), strict=True):
+            if tensor is not None:
+                own = tensor.to("cpu", copy=True).contiguous()
+                name = source.name
+                tensors[name] = of_every_expert(own, name, shared[name]) if name in shared else own
     if dist.get_rank() == 0:
         partial = output.with_name(f".{output.name}.partial")
         with written_whole(partial):
@@ -83,21 +86,19 @@ def save_adapters(
     dist.barrier()
 
 
-def iter_engine_factors(
-    chunks: Sequence[torch.nn.Module], lora: LoraConfig, *, everywhere: bool = False
-) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Yield (PEFT's name, factor) in the order of `engine_factors`. Collective; values are where `iter_export` has
-    them."""
-    table = table_of_adapters(chunks, lora)
-    trained = iter_adapters(chunks, [entry for one in table for entry in (one.a, one.b)], everywhere=everywhere)
-    device, dtype = next(chunks[0].parameters()).device, policy_of(chunks[0]).config.params_dtype
-    for factor in engine_factors(table, lora.rank):
+def engine_factor_tensors(
+    one: AdaptedWeight, lora: LoraConfig, gather: Callable[[Entry], Sequence[torch.Tensor | None]]
+) -> Iterator[torch.Tensor | None]:
+    """Values of `engine_factors`, on the processes on which `gather` gives tensors of an entry. Collective as that
+    is."""
+    trained = [*gather(one.a), *gather(one.b)]
+    like = next((tensor for tensor in trained if tensor is not None), None)
+    values = iter(trained)
+    for factor in engine_factors(one, lora.rank):
         if factor.is_trained:
-            yield factor.name, next(trained)[1]
+            yield next(values)
         else:
-            yield factor.name, torch.zeros(factor.shape, dtype=dtype, device=device)
-    for name, _ in trained:
-        raise WeightSyncError(f"the actor has {name}, of which engines were told nothing")
+            yield None if like is None else like.new_zeros(factor.shape)
 
 
 class _FreshFactors:

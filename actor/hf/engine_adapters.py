@@ -12,7 +12,7 @@ from actor.hf.adapter_table import AdaptedWeight
 from actor.hf.weight_table import Source
 from rlpipe.config.lora import LoraConfig
 from rlpipe.model.description import TrainableModel
-from rlpipe.shared.weights import ADAPTER_ROOT, EngineAdapter, TensorSpec
+from rlpipe.shared.weights import ADAPTER_ROOT, EngineAdapter
 
 _FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Whose adapters SGLang 0.5.17 serves exactly. It takes gated attention for narrower than it is, and knows no adapters
@@ -48,19 +48,13 @@ def engine_adapter(lora: LoraConfig, table: Sequence[AdaptedWeight]) -> EngineAd
     return EngineAdapter(lora.rank, lora.scale, tuple(sorted(modules)))
 
 
-def engine_factors(table: Sequence[AdaptedWeight], rank: int) -> Iterator[EngineFactor]:
-    """Of each weight first those of its `a`, then those of its `b`."""
-    for one in table:
-        pairs = list(zip(one.weight.sources, one.slots, strict=True))
-        for source, slot in pairs:
-            yield EngineFactor(_named(source, "lora_A"), (rank, source.shape[1]), slot is not None)
-        for source, slot in pairs:
-            yield EngineFactor(_named(source, "lora_B"), (source.shape[0], rank), slot is not None)
-
-
-def engine_factor_specs(table: Sequence[AdaptedWeight], rank: int, dtype: str) -> tuple[TensorSpec, ...]:
-    """What is sent of them."""
-    return tuple(TensorSpec(factor.name, dtype, factor.shape) for factor in engine_factors(table, rank))
+def engine_factors(one: AdaptedWeight, rank: int) -> Iterator[EngineFactor]:
+    """Of a weight first those of its `a`, then those of its `b`."""
+    pairs = list(zip(one.weight.sources, one.slots, strict=True))
+    for source, slot in pairs:
+        yield EngineFactor(_named(source, "lora_A"), (rank, source.shape[1]), slot is not None)
+    for source, slot in pairs:
+        yield EngineFactor(_named(source, "lora_B"), (source.shape[0], rank), slot is not None)
 
 
 def _named(source: Source, factor: str) -> str:

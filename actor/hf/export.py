@@ -1,7 +1,7 @@
 """Stream the policy out under Hugging Face names, parameter by parameter, without a full copy on any rank."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,11 +11,10 @@ from actor.hf.adapter_modules import adapters_by_weight
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import PADDING, Entry, export_plan
 from actor.layers.float8_weight import whole
-from actor.layers.lora import Lora
 from actor.models.policy_model import policy_of
 from rlpipe.model.description import TrainableModel
 
-__all__ = ["export_plan", "iter_adapters", "iter_export"]
+__all__ = ["Gatherer", "export_plan", "exported_entries", "iter_export"]
 
 
 def iter_export(
@@ -33,78 +32,117 @@ def iter_export(
     merge: a weight with an adapter comes merged with it; its own stays as it is.
     with_mtp: also the trained multi-token-prediction layer, which rollout engines need to draft with, and not else.
     """
-    entries = [
-        entry for entry in table_of(chunks, model) if entry.copy_of is None and (with_mtp or entry.layer != "mtp")
-    ]
-    adapters = adapters_by_weight(chunks) if merge else {}
-    return _iter_entries(chunks, entries, local_parameters(chunks), adapters, everywhere)
+    gather = Gatherer(chunks, merge=merge)
+    for entry in exported_entries(chunks, model, with_mtp=with_mtp):
+        tensors = gather.everywhere(entry) if everywhere else gather.at_rank_zero(entry)
+        yield from zip((source.name for source in entry.sources), tensors, strict=True)
 
 
-def iter_adapters(
-    chunks: Sequence[torch.nn.Module], entries: Sequence[Entry], *, everywhere: bool = False
-) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """The same for the factors of adapters, under PEFT's names. entries: of `adapter_table`, all of the model's."""
-    return _iter_entries(chunks, entries, local_parameters(chunks, adapters=True), {}, everywhere)
+def exported_entries(chunks: Sequence[torch.nn.Module], model: TrainableModel, *, with_mtp: bool) -> tuple[Entry, ...]:
+    """The parameters that are exported, in order."""
+    table = table_of(chunks, model)
+    return tuple(entry for entry in table if entry.copy_of is None and (with_mtp or entry.layer != "mtp"))
 
 
-@torch.no_grad()
-def _iter_entries(
-    chunks: Sequence[torch.nn.Module],
-    entries: Sequence[Entry],
-    parameters: Mapping[tuple[str, bool], torch.nn.Parameter],
-    adapters: Mapping[str, Lora],
-    everywhere: bool,
-) -> Iterator[tuple[str, torch.Tensor | None]]:
-    dtype = policy_of(chunks[0]).config.params_dtype
-    for entry in entries:
-        param = local_parameter(entry, parameters)
-        gathered = _gather(entry, param, adapters.get(entry.target), everywhere) if param is not None else None
-        gathered = _to_first_stage(entry, gathered, dtype, everywhere)
-        tensors = _sources(entry, gathered) if gathered is not None else [None] * len(entry.sources)
-        for source, tensor in zip(entry.sources, tensors, strict=True):
-            yield source.name, tensor
+class Gatherer:
+    """Brings the Hugging Face tensors of an entry together where they are wanted, each complete, in the parameters'
+    dtype and on the device; None where they are not. They may be views of the live parameter.
+
+    merge: a weight with an adapter comes merged with it.
+    """
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], *, merge: bool = True) -> None:
+        self._dtype = policy_of(chunks[0]).config.params_dtype
+        self._parameters = local_parameters(chunks) | local_parameters(chunks, adapters=True)
+        self._adapters = adapters_by_weight(chunks) if merge else {}
+
+    @torch.no_grad()
+    def everywhere(self, entry: Entry) -> list[torch.Tensor | None]:
+        """On all processes, all of which have to call this."""
+        return self._over_stages(entry, None)
+
+    @torch.no_grad()
+    def at_rank_zero(self, entry: Entry) -> list[torch.Tensor | None]:
+        """On global rank 0. All processes have to call this."""
+        return self._over_stages(entry, 0)
+
+    @torch.no_grad()
+    def at_holder(self, entry: Entry, rank: int) -> list[torch.Tensor | None]:
+        """On the process of global rank `rank`, which holds a shard of the entry. All over which it is cut have to
+        call this."""
+        flat = self._gathered(entry, rank)
+        return _nothing(entry) if flat is None else _sources(entry, flat)
+
+    @torch.no_grad()
+    def held_experts(self, entry: Entry) -> tuple[int, torch.Tensor]:
+        """Number of the first expert that this process holds, and of all of them [experts, rows, columns]."""
+        values = self._values(entry)
+        assert values is not None
+        experts, *expert = entry.sources[0].shape
+        shard = shard_group(entry)
+        return shard.rank * experts // shard.size, values.view(experts // shard.size, *expert)
+
+    def _values(self, entry: Entry) -> torch.Tensor | None:
+        """This rank's shard; None where another pipeline stage has it."""
+        param = local_parameter(entry, self._parameters)
+        if param is None:
+            return None
+        weight, adapter = whole(param), self._adapters.get(entry.target)
+        return weight if adapter is None else adapter.merged(weight)
+
+    def _over_stages(self, entry: Entry, rank: int | None) -> list[torch.Tensor | None]:
+        gathered = self._gathered(entry, None if rank is None else _counterpart(rank))
+        flat = _to_stage(entry, gathered, self._dtype, rank)
+        return _nothing(entry) if flat is None else _sources(entry, flat)
+
+    def _gathered(self, entry: Entry, rank: int | None) -> torch.Tensor | None:
+        """[ranks x local values], flat, on global rank `rank` if the entry is cut over it, or on all ranks over which
+        it is cut; None elsewhere, and where another pipeline stage has it."""
+        shard = shard_group(entry)
+        if rank is not None and rank not in dist.get_process_group_ranks(shard.group):
+            return None
+        values = self._values(entry)
+        if values is None:
+            return None
+        own, is_wanted = values.contiguous().flatten(), rank in (None, dist.get_rank())
+        if entry.split == "replicated" or shard.size == 1:
+            return own if is_wanted else None
+        flat = own.new_empty(shard.size * own.numel()) if is_wanted else None
+        if flat is not None and rank is None:
+            dist.all_gather_into_tensor(flat, own, group=shard.group)
+        else:
+            parts = None if flat is None else list(flat.chunk(shard.size))
+            dist.gather(own, parts, dst=rank, group=shard.group)
+        return flat
 
 
-def _feeds_rank_zero(group: dist.ProcessGroup) -> bool:
-    """Whether `group` holds the rank of this pipeline stage that stands where global rank 0 stands in the first."""
-    stage = parallel_state.get_pipeline_model_parallel_rank()
-    counterpart = stage * dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
-    return counterpart in dist.get_process_group_ranks(group)
+def _nothing(entry: Entry) -> list[torch.Tensor | None]:
+    return [None] * len(entry.sources)
 
 
-def _gather(entry: Entry, param: torch.Tensor, adapter: Lora | None, everywhere: bool) -> torch.Tensor | None:
-    """[ranks x local values], flat; None on ranks from which nothing is needed."""
-    shard = shard_group(entry)
-    if not everywhere and not _feeds_rank_zero(shard.group):
-        return None
-    weight = whole(param)
-    own = (weight if adapter is None else adapter.merged(weight)).contiguous().flatten()
-    if entry.split == "replicated" or shard.size == 1:
-        return own
-    flat = own.new_empty(shard.size * param.numel())
-    dist.all_gather_into_tensor(flat, own, group=shard.group)
-    return flat
+def _counterpart(rank: int) -> int:
+    """The rank of this pipeline stage that stands where global rank `rank` stands in its own."""
+    stage_size = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+    return parallel_state.get_pipeline_model_parallel_rank() * stage_size + rank % stage_size
 
 
-def _to_first_stage(
-    entry: Entry, gathered: torch.Tensor | None, dtype: torch.dtype, everywhere: bool
-) -> torch.Tensor | None:
-    """Bring a gathered entry from its pipeline stage to the first stage, or to all stages."""
+def _to_stage(entry: Entry, gathered: torch.Tensor | None, dtype: torch.dtype, rank: int | None) -> torch.Tensor | None:
+    """Bring a gathered entry from its pipeline stage to global rank `rank`, or to all stages."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
-        return gathered if everywhere or dist.get_rank() == 0 else None
-    if not everywhere and 0 not in dist.get_process_group_ranks(group):
+        return gathered
+    ranks = dist.get_process_group_ranks(group)
+    if rank is not None and rank not in ranks:
         return None
     device = torch.device(torch.cuda.current_device())
     holder = torch.tensor([group.rank() if gathered is not None else -1], device=device)
     dist.all_reduce(holder, op=dist.ReduceOp.MAX, group=group)
-    owner = int(holder)
-    if owner == 0 and not everywhere:
-        return gathered if dist.get_rank() == 0 else None
-    if gathered is None:
-        gathered = torch.empty(_flat_size(entry), dtype=dtype, device=device)
-    dist.broadcast(gathered, dist.get_global_rank(group, owner), group=group)
-    return gathered if everywhere or dist.get_rank() == 0 else None
+    owner = ranks[int(holder)]
+    if owner != rank:
+        if gathered is None:
+            gathered = torch.empty(_flat_size(entry), dtype=dtype, device=device)
+        dist.broadcast(gathered, owner, group=group)
+    return gathered if rank in (None, dist.get_rank()) else None
 
 
 def _flat_size(entry: Entry) -> int:

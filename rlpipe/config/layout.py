@@ -30,7 +30,7 @@ class ActorLayout:
     context_parallel: int
     expert_parallel: int
     sequence_parallel: bool
-    virtual_pipeline: bool
+    virtual_pipeline: int | None
 
     @classmethod
     def of(cls, actor: ActorConfig) -> "ActorLayout":
@@ -43,7 +43,7 @@ class ActorLayout:
             context_parallel=parallel.context,
             expert_parallel=parallel.expert,
             sequence_parallel=parallel.sequence,
-            virtual_pipeline=parallel.virtual_pipeline is not None,
+            virtual_pipeline=parallel.virtual_pipeline,
         )
 
     @property
@@ -74,6 +74,11 @@ class ActorLayout:
         rest, context = divmod(rest, self.context_parallel)
         pipeline, data = divmod(rest, self.data_parallel)
         return RankPlace(tensor, context, data, pipeline)
+
+    def stage(self, layer: int, layers: int) -> int:
+        """The pipeline stage of decoder layer `layer` of `layers`: with a virtual pipeline stages take turns."""
+        chunks = self.pipeline_parallel * (self.virtual_pipeline or 1)
+        return layer // (layers // chunks) % self.pipeline_parallel
 
     @property
     def reporting_ranks(self) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ class WeightSyncConfig(Section):
 
     bucket_bytes: int = Field(512 * 2**20, ge=2**20)
     """Weights travel in flattened buckets of at most this size, a larger tensor in one of its own. Two are under way at
-    a time; a colocated run keeps that much of each GPU's memory for them."""
+    a time; a colocated run keeps that much of each GPU's memory for them. Where n processes of the actor send, each
+    fills buckets of 1 / n of it (16 MiB at least), and an engine has as many bytes under way as from one."""
 
     verify: bool = False
     """Compare checksums of what was sent and what the engines hold after every update."""

@@ -180,8 +180,8 @@ def _room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory)
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """All weights, or adapters where they go alone, leave actor rank 0 once, or pass through the memory of each GPU
-    that actor and engine share."""
+    """All weights, or adapters where they go alone, come over one link to each GPU of an engine, however many
+    processes send, or pass through the memory of each GPU that actor and engine share."""
     sent = model.trained if config.weight_sync.adapters == "alone" else model.parameters
     size, speeds, network = sent * _PARAMETER_BYTES, cluster.speeds, cluster.network
     if not cluster.gpus:

@@ -325,6 +325,11 @@ _DECLARED = [
     Metric("mismatch/masked_share", "share", "share of tokens that the mismatch correction masks"),
     Metric("weight_sync/version", "versions", "weight version that the engines hold"),
     Metric("weight_sync/bytes", "bytes", "bytes sent to one engine"),
+    Metric(
+        "weight_sync/bytes_per_sender_max",
+        "bytes",
+        "most bytes that one process of the actor handed to an engine; where several send, each has a share",
+    ),
     Metric("weight_sync/gigabytes_per_second", "gigabytes/second", "bytes over the seconds of the transfer"),
     Metric(
         "fault/actor_restarts_count", "count", "starts of the actor in place of a lost one, up to the first row after"

@@ -1,10 +1,11 @@
 """What senders and receivers of weights agree on: where they meet and the plan of buckets.
 
 The plan is made once by the actor and given to both sides, so an update needs no conversation through the driver: the
-buckets are sent in order, each engine receives them in order, and the version is set after the last.
+buckets have one order for all senders and all engines, and the version is set after the last.
 """
 
 import math
+import re
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -47,27 +48,29 @@ class EngineAdapter:
 class WeightGroup:
     """Where an update's processes meet.
 
-    backend: of torch.distributed, for a process group in which rank 0 broadcasts and ranks 1 to `world_size - 1` belong
-        to the engines; or BUFFERS, for one engine and the actor's processes on its devices, each of which shares
-        memory with the engine's process there.
-    addresses, port: of a store that rank 0 holds, in which the group meets under its name; with BUFFERS `port` has no
-        meaning and there is an address for each tensor-parallel rank of the engine, at which a process of the actor
-        listens (rlpipe.shared.weight_channel).
-    world_size: processes of the group, senders included.
+    backend: of torch.distributed, for a process group of each sender in which it is rank 0 and all of the engines'
+        processes are the others; or BUFFERS, for one engine and the actor's processes on its devices, each of which
+        shares memory with the engine's process there.
+    addresses, port: of a store that the actor holds, in which each process group meets under its name; with BUFFERS
+        `port` has no meaning and there is an address for each tensor-parallel rank of the engine, at which a process of
+        the actor listens (rlpipe.shared.weight_channel).
+    senders: global ranks of the actor's processes. readers: how many processes the engines have in all.
+    in_flight_bytes: what a reader may have under way at a time; a larger bucket comes alone.
     key: of the gate before the store, if it has one (rlpipe.shared.guarded_port).
     """
 
     name: str
     addresses: tuple[str, ...]
     port: int
-    world_size: int
+    senders: tuple[int, ...]
+    readers: int
     backend: str
+    in_flight_bytes: int = 0
     key: bytes = field(default=b"", repr=False)
 
-    @property
-    def senders(self) -> int:
-        """Processes of the actor that send."""
-        return len(self.addresses) if self.backend == BUFFERS else 1
+    def name_of(self, sender: int) -> str:
+        """Of the process group in which `sender` sends."""
+        return f"{self.name}-{sender}"
 
     def address_of(self, reader: int) -> str:
         """Where tensor-parallel rank `reader` of an engine meets its sender."""
@@ -102,15 +105,49 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Tensors that travel flattened, in one piece; all have the same dtype."""
+    """Tensors that travel flattened, in one piece; all have the same dtype.
+
+    sender: global rank of the actor's process that broadcasts it. Where memory is shared every process hands over all
+        buckets, and this means nothing.
+    """
 
     tensors: tuple[TensorSpec, ...]
     size_bytes: int
+    sender: int = 0
 
     @property
     def holds_adapters(self) -> bool:
         """Whether these are factors of adapters; none holds both factors and weights."""
         return is_factor(self.tensors[0].name)
+
+
+_EXPERTS = re.compile(r"(.*\.experts)\.(?:(\d+)-(\d+)\.)?(gate_up_proj|down_proj)(|_scale_inv)")
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """Which of a layer's experts a stacked tensor [experts, rows, columns] holds, as its name tells: all of them in
+    `experts.down_proj`, those from 64 to 127 in `experts.64-127.down_proj`.
+
+    root: the name up to "experts". ending: "_scale_inv" for the scales of numbers in 8 bits.
+    """
+
+    root: str
+    first: int
+    kind: str
+    ending: str = ""
+
+    @classmethod
+    def of_name(cls, name: str) -> "StackedExperts | None":
+        """None for any other tensor."""
+        found = _EXPERTS.fullmatch(name)
+        return None if found is None else cls(found[1], int(found[2] or 0), found[4], found[5])
+
+
+def experts_part(name: str, first: int, last: int) -> str:
+    """The name of experts `first` to `last` of a stacked tensor."""
+    root, _, kind = name.rpartition(".")
+    return f"{root}.{first}-{last}.{kind}"
 
 
 def is_factor(name: str) -> bool:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 class WeightSync:
     """Holds the groups in which the actor meets the engines: where they share devices, one for each engine whose
-    processes read buffers of the actor's; else one in which actor rank 0 broadcasts to every engine process.
+    processes read buffers of the actor's; else one in which those processes of the actor that hold a copy of the
+    weights together broadcast, each its part, to every engine process.
 
     The groups are made anew when other engines are to receive than last time. An engine that is lost in an update is
     left out, and the update done again where it did not reach the others whole; they answer nothing in between.
@@ -49,13 +50,9 @@ class WeightSync:
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines that are up hold `version`."""
         with self._memory_sharing.during_weight_sync():
-            report = self._deliver(self._pool.up, version)
+            transfer = self._deliver(self._pool.up, version)
         self.version = version
-        metrics = {"weight_sync/version": float(version)}
-        if report is not None:
-            metrics["weight_sync/bytes"] = float(report.size_bytes)
-            metrics["weight_sync/gigabytes_per_second"] = report.size_bytes / report.seconds / 1e9
-        return metrics
+        return {"weight_sync/version": float(version), **transfer}
 
     def catch_up(self) -> None:
         """Engines in the places of lost ones receive the weights that the others sample with.
@@ -67,8 +64,9 @@ class WeightSync:
             with self._memory_sharing.during_catch_up():
                 self._deliver(self._pool.up if everybody else self._pool.awaiting_weights, self.version)
 
-    def _deliver(self, wanted: Callable[[], list["RunningEngine"]], version: int) -> "WeightSendReport | None":
-        """Until the engines that are wanted and not lost have `version`; None where there are none."""
+    def _deliver(self, wanted: Callable[[], list["RunningEngine"]], version: int) -> dict[str, float]:
+        """Until the engines that are wanted and not lost have `version`; metrics of the transfer, where there was
+        one."""
         while engines := wanted():
             content = self._content(engines)
             if content != "adapters":
@@ -76,9 +74,17 @@ class WeightSync:
             report = self._send(version, content) if self._join(engines) else None
             if report is not None:
                 self._with_model |= set(engines) if content == "model_and_adapters" else set()
-                return report
+                return self._metrics(report, content)
             self._joined = []
-        return None
+        return {}
+
+    def _metrics(self, report: "WeightSendReport", content: WeightContent) -> dict[str, float]:
+        size = sum(bucket.size_bytes for bucket in self._plans[content])
+        return {
+            "weight_sync/bytes": float(size),
+            "weight_sync/bytes_per_sender_max": float(report.size_bytes),
+            "weight_sync/gigabytes_per_second": size / report.seconds / 1e9,
+        }
 
     def _content(self, engines: Sequence["RunningEngine"]) -> WeightContent:
         if not self.adapters_alone:
@@ -111,8 +117,8 @@ class WeightSync:
         if engines == self._joined:
             return True
         self._pool.weights.leave()
-        groups = self._shared_buffers(engines) if self._config.ray.colocate else self._broadcast_group(len(engines))
-        calls = self._pool.weights.join([group for group in groups if group is not None], engines)
+        groups = self._shared_buffers(engines) if self._config.ray.colocate else [self._broadcast_group(len(engines))]
+        calls = self._pool.weights.join(groups, engines)
         joining = self._actor.begin_join_weight_groups(groups)
         failure, joined = together(joining.result, lambda: self._collect(calls, "joining the weight group"))
         if _is_incomplete(engines, joined, failure):
@@ -125,21 +131,29 @@ class WeightSync:
     ) -> dict["RunningEngine", Any]:
         return self._pool.collect(calls, self._config.deadlines.weight_sync_seconds, phase, in_vain)
 
-    def _shared_buffers(self, engines: Sequence["RunningEngine"]) -> list[WeightGroup | None]:
-        """By engine: it and the actor's processes on its devices, which are the next ones in order."""
+    def _shared_buffers(self, engines: Sequence["RunningEngine"]) -> list[WeightGroup]:
+        """For each engine it and the actor's processes on its devices, which are the next ones in order."""
         size = self._config.rollout.engine.tensor_parallel
         addresses = self._actor.listen_for_engines()
-        groups: list[WeightGroup | None] = [None] * self._config.rollout.engines
+        groups = []
         for engine in engines:
-            part = addresses[engine.index * size :][:size]
-            groups[engine.index] = WeightGroup(_new_name(), tuple(part), 0, 2 * size, BUFFERS)
+            senders = range(engine.index * size, (engine.index + 1) * size)
+            own = tuple(addresses[sender] for sender in senders)
+            groups.append(WeightGroup(_new_name(), own, 0, tuple(senders), size, BUFFERS))
         return groups
 
-    def _broadcast_group(self, engines: int) -> list[WeightGroup | None]:
+    def _broadcast_group(self, engines: int) -> WeightGroup:
         store = self._actor.endpoint
-        backend = "nccl" if cluster_gpus() else "gloo"
-        processes = 1 + engines * self._config.rollout.engine.tensor_parallel
-        return [WeightGroup(_new_name(), (store.address,), store.port, processes, backend, store.key)]
+        return WeightGroup(
+            name=_new_name(),
+            addresses=(store.address,),
+            port=store.port,
+            senders=tuple(sorted({bucket.sender for plan in self._plans.values() for bucket in plan})),
+            readers=engines * self._config.rollout.engine.tensor_parallel,
+            backend="nccl" if cluster_gpus() else "gloo",
+            in_flight_bytes=2 * self._config.weight_sync.bucket_bytes,
+            key=store.key,
+        )
 
 
 def _is_incomplete(engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str) -> bool:

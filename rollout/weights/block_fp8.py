@@ -16,7 +16,7 @@ SCALE = "_scale_inv"
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
 _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
-_WEIGHTS = re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|mlp\.experts\.(?:gate_up|down)_proj)$")
+_WEIGHTS = re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj)$")
 _MODULES = re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$")
 _OTHER_TOWERS = ("visual.", "vision_tower.")
 

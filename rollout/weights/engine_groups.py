@@ -24,16 +24,15 @@ class EngineWeightGroups:
         """A call that ends when all ranks, the senders' included, have joined: one group for all `engines`, or one for
         each."""
         if len(groups) == 1:
-            size = self._tensor_parallel
-            places = [(groups[0], groups[0].senders + place * size) for place in range(len(engines))]
+            places = [(groups[0], place * self._tensor_parallel) for place in range(len(engines))]
         else:
-            places = [(group, group.senders) for group in groups]
+            places = [(group, 0) for group in groups]
         self._groups = {engine: group for engine, (group, _) in zip(engines, places, strict=True)}
         return EngineCalls(
             tuple(engines),
             tuple(
-                engine.actor.join_weight_group.remote(group, rank)
-                for engine, (group, rank) in zip(engines, places, strict=True)
+                engine.actor.join_weight_group.remote(group, reader)
+                for engine, (group, reader) in zip(engines, places, strict=True)
             ),
         )
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlpipe.shared.replaced_parts import relies_on
-from rollout.weights.block_fp8 import SCALE
+from rlpipe.shared.weights import StackedExperts
 
 relies_on(
     "torch._C._VariableFunctions:_foreach_copy_",
@@ -30,8 +30,6 @@ relies_on(
     drop_when="torch has them in a public module, or SGLang loads as fast",
 )
 
-_STACKED = (".experts.gate_up_proj", ".experts.down_proj")
-_STACKED_SCALES = tuple(name + SCALE for name in _STACKED)
 _WRITES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
 
 _SMALL_BYTES = 2**20
@@ -183,18 +181,18 @@ class _Watch(TorchDispatchMode):
 
 def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor as SGLang's loaders take it: experts apart, gate and up apart."""
-    if not name.endswith(_STACKED + _STACKED_SCALES):
+    stacked = StackedExperts.of_name(name)
+    if stacked is None:
         yield name, tensor
         return
-    root, _, kind = name.rpartition(".")
-    weight = "weight" + (SCALE if kind.endswith(SCALE) else "")
-    for index, expert in enumerate(tensor):
-        if kind.startswith("down_proj"):
-            yield f"{root}.{index}.down_proj.{weight}", expert
+    weight = f"weight{stacked.ending}"
+    for index, expert in enumerate(tensor, stacked.first):
+        if stacked.kind == "down_proj":
+            yield f"{stacked.root}.{index}.down_proj.{weight}", expert
             continue
         gate, up = expert.chunk(2)
-        yield f"{root}.{index}.gate_proj.{weight}", gate
-        yield f"{root}.{index}.up_proj.{weight}", up
+        yield f"{stacked.root}.{index}.gate_proj.{weight}", gate
+        yield f"{stacked.root}.{index}.up_proj.{weight}", up
 
 
 def _merged(tensor: torch.Tensor, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Copy, ...]:

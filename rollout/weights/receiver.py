@@ -4,7 +4,6 @@ Replaces SGLang's own functions: its broadcast makes every tensor and then a sec
 bucket's size, it cannot tell what arrived, and it has no way to read buffers that stay open.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,12 +15,13 @@ import torch.distributed
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from rlpipe.shared.replaced_parts import relies_on, replaces
-from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, TensorSpec, WeightGroup, checksum, is_factor
+from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightBucket, WeightGroup, checksum
 from rollout.weights.adapter_loader import load_adapter
 from rollout.weights.block_fp8 import quantized
 from rollout.weights.drafting_model import with_drafting_model
+from rollout.weights.loader import WeightLoader
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
-from rollout.weights.update_messages import Answer, RankAnswer, plan_of
+from rollout.weights.update_messages import Answer, RankAnswer, group_of, plan_of
 
 replaces(
     "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.init_weights_update_group",
@@ -77,14 +77,13 @@ def join_group(
     backend: str = "nccl",
 ) -> tuple[bool, str]:
     """Whether it joined, and why not. A group of shared buffers has a listener for each tensor-parallel rank."""
-    addresses = tuple(json.loads(master_address)) if backend == BUFFERS else (master_address,)
-    group = WeightGroup(group_name, addresses, master_port, world_size, backend)
     source: WeightSource
     try:
-        if backend == BUFFERS:
+        group = group_of(master_address)
+        if group.backend == BUFFERS:
             source = SharedBuffers(group.address_of(updater.tp_rank), updater.device, updater.gpu_id)
         else:
-            source = Broadcast(_join_as_receiver(group, rank_offset + updater.tp_rank), updater.device)
+            source = _broadcast(group, rank_offset + updater.tp_rank, updater.device)
     except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
         answer = RankAnswer(failure=f"{type(error).__name__}: {error}")
     else:
@@ -115,41 +114,78 @@ def receive_buckets(
     return not answer.failure, answer.as_text()
 
 
-def _received(updater: Any, plan: Sequence[Sequence[TensorSpec]], group_name: str) -> RankAnswer:
+def _received(updater: Any, plan: Sequence[WeightBucket], group_name: str) -> RankAnswer:
+    """A rank that fails leaves the group, so that senders and other ranks do not wait for it."""
     source: WeightSource = updater._model_update_group[group_name]
-    verify, fp8 = os.environ.get(VERIFY_VARIABLE) == "1", os.environ.get(FP8_VARIABLE) == "1"
-    checksums: list[str] = []
-    factors: dict[str, torch.Tensor] = {}
-    model = with_drafting_model(updater.get_model())
-    for number, bucket in enumerate(plan):
-        sizes = [tensor.elements for tensor in bucket]
-        try:
-            with source.bucket(sum(sizes), getattr(torch, bucket[0].dtype)) as flat:
-                pieces = zip(bucket, flat.split(sizes), strict=True)
-                tensors = [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
-                if is_factor(bucket[0].name):
-                    factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
-                else:
-                    source.loader.load(model, list(quantized(tensors)) if fp8 else tensors)
-                if verify:
-                    checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
-        except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
-            where = f"bucket {number}, which starts with {bucket[0].name!r}"
-            return RankAnswer(failure=f"{where}: {type(error).__name__}: {error}")
+    update, failure = _Update(updater, source.loader), ""
     try:
-        source.loader.finish(model)
-    except Exception as error:
-        return RankAnswer(failure=f"small tensors: {type(error).__name__}: {error}")
-    try:
-        if factors:
-            load_adapter(updater.get_model_runner().lora_manager, factors)
-    except Exception as error:
-        return RankAnswer(failure=f"adapters: {type(error).__name__}: {error}")
-    return RankAnswer(tuple(checksums))
+        arriving = source.buckets(plan)
+        for bucket in plan:
+            update.take(bucket, next(arriving))
+        next(arriving, None)  # the source may have the last one again
+        update.finish()
+    except Exception as error:  # the answer must reach the engine whatever happened, or it waits for ever
+        failure = f"{type(error).__name__}: {error}"
+    if failure:
+        source.leave(failure)
+        del updater._model_update_group[group_name]
+        return RankAnswer(failure=f"{update.place(plan)}: {failure}")
+    return RankAnswer(tuple(update.checksums))
 
 
-def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.ProcessGroup:
-    """Waits for the other processes no longer than `JOIN_SECONDS`: one of them may have died meanwhile."""
+class _Update:
+    """One update of a scheduler's model, bucket by bucket. checksums: of what came, where they are asked for."""
+
+    def __init__(self, updater: Any, loader: WeightLoader) -> None:
+        self._updater = updater
+        self._loader = loader
+        self._model = with_drafting_model(updater.get_model())
+        self._verify, self._fp8 = os.environ.get(VERIFY_VARIABLE) == "1", os.environ.get(FP8_VARIABLE) == "1"
+        self._factors: dict[str, torch.Tensor] = {}
+        self._taken = 0
+        self.checksums: list[str] = []
+
+    def take(self, bucket: WeightBucket, flat: torch.Tensor) -> None:
+        """flat: the values of all its tensors, one after another."""
+        pieces = zip(bucket.tensors, flat.split([tensor.elements for tensor in bucket.tensors]), strict=True)
+        tensors = [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
+        if bucket.holds_adapters:
+            self._factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
+        else:
+            self._loader.load(self._model, list(quantized(tensors)) if self._fp8 else tensors)
+        if self._verify:
+            self.checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
+        self._taken += 1
+
+    def finish(self) -> None:
+        """Call after the last bucket."""
+        self._loader.finish(self._model)
+        if self._factors:
+            load_adapter(self._updater.get_model_runner().lora_manager, self._factors)
+
+    def place(self, plan: Sequence[WeightBucket]) -> str:
+        """Where in the update it is."""
+        if self._taken == len(plan):
+            return "adapters" if self._factors else "small tensors"
+        return f"bucket {self._taken}, which starts with {plan[self._taken].tensors[0].name!r}"
+
+
+def _broadcast(group: WeightGroup, reader: int, device: str) -> Broadcast:
+    """Joined with all senders; or with none, where one of them does not come."""
+    groups: dict[int, torch.distributed.ProcessGroup] = {}
+    source = Broadcast(groups, device, group.in_flight_bytes)
+    try:
+        for sender in group.senders:
+            groups[sender] = _joined(group, sender, reader)
+    except Exception as error:
+        source.leave(str(error))
+        raise
+    return source
+
+
+def _joined(group: WeightGroup, sender: int, reader: int) -> torch.distributed.ProcessGroup:
+    """The process group of one sender. Waits for the other processes no longer than `JOIN_SECONDS`: one of them may
+    have died meanwhile."""
     from sglang.srt.utils.common import init_custom_process_group
     from sglang.srt.utils.network import NetworkAddress
 
@@ -157,9 +193,9 @@ def _join_as_receiver(group: WeightGroup, rank: int) -> torch.distributed.Proces
         backend=group.backend,
         init_method=NetworkAddress(group.address_of(0), group.port).to_tcp(),
         timeout=timedelta(seconds=JOIN_SECONDS),
-        world_size=group.world_size,
-        rank=rank,
-        group_name=group.name,
+        world_size=1 + group.readers,
+        rank=1 + reader,
+        group_name=group.name_of(sender),
     )
     _SET_TIMEOUT.original()(default_pg_timeout, process_group)
     return process_group

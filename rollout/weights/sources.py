@@ -4,8 +4,9 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from inspect import signature
 from typing import Any, Protocol
 
@@ -13,41 +14,74 @@ import torch
 import torch.distributed
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
+from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.weight_channel import Reader, connect
-from rlpipe.shared.weights import SharedBuffer
+from rlpipe.shared.weights import SharedBuffer, WeightBucket
 from rollout.weights.loader import WeightLoader
+
+_ABORT = relies_on(
+    "torch.distributed.distributed_c10d:_abort_process_group",
+    why="a broken group of NCCL must not wait for a sender that is lost",
+    drop_when="torch.distributed has it without an underscore",
+)
 
 
 class WeightSource(Protocol):
-    """Where the next bucket comes from; kept among SGLang's own groups under the group's name."""
+    """Where buckets come from; kept among SGLang's own groups under the group's name."""
 
     loader: WeightLoader
 
-    @contextmanager
-    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        """The next bucket, flat, on the device; it may be overwritten after the block."""
+    def buckets(self, plan: Sequence[WeightBucket]) -> Iterator[torch.Tensor]:
+        """Those of an update in order, flat, on the device; each may be overwritten when the next is asked for."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """End the connection."""
+    def leave(self, failure: str = "") -> None:
+        """End the connection. failure: why this reader cannot go on."""
 
 
 class Broadcast:
-    """A process group in which rank 0 broadcasts."""
+    """Process groups in which this process receives, one for each sender.
 
-    def __init__(self, group: torch.distributed.ProcessGroup, device: str) -> None:
+    All processes of all engines receive in the order of the plan, and as much ahead of it as `in_flight_bytes` hold:
+    so several senders are busy at a time, while the present bucket is loaded, and none waits for another in a circle.
+
+    groups: by the sender's global rank.
+    """
+
+    def __init__(self, groups: dict[int, torch.distributed.ProcessGroup], device: str, in_flight_bytes: int) -> None:
         self.loader = WeightLoader()
-        self._group = group
+        self._groups = groups
         self._device = device
+        self._in_flight_bytes = in_flight_bytes
+        self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
 
-    @contextmanager
-    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        flat = torch.empty(elements, dtype=dtype, device=self._device)
-        torch.distributed.broadcast(flat, src=0, group=self._group)
-        yield flat
+    def buckets(self, plan: Sequence[WeightBucket]) -> Iterator[torch.Tensor]:
+        begun = 0
+        for number in range(len(plan)):
+            while begun < len(plan) and (begun == number or self._have_room(plan[number : begun + 1])):
+                self._under_way.append(self._begin(plan[begun]))
+                begun += 1
+            work, flat = self._under_way.popleft()
+            work.wait()
+            yield flat
+            del work, flat  # its memory has room for another one
 
-    def leave(self) -> None:
-        torch.distributed.destroy_process_group(self._group)
+    def leave(self, failure: str = "") -> None:
+        self._under_way.clear()
+        for group in self._groups.values():
+            if failure and torch.distributed.get_backend(group) == "nccl":
+                _ABORT.original()(group)  # to destroy it would wait for senders that may be gone
+            else:
+                torch.distributed.destroy_process_group(group)
+        self._groups.clear()
+
+    def _have_room(self, buckets: Sequence[WeightBucket]) -> bool:
+        return sum(bucket.size_bytes for bucket in buckets) <= self._in_flight_bytes
+
+    def _begin(self, bucket: WeightBucket) -> tuple[Any, torch.Tensor]:
+        dtype = getattr(torch, bucket.tensors[0].dtype)
+        flat = torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype, device=self._device)
+        return torch.distributed.broadcast(flat, src=0, group=self._groups[bucket.sender], async_op=True), flat
 
 
 class SharedBuffers:
@@ -63,20 +97,19 @@ class SharedBuffers:
         self._device = torch.get_device_module(device)
         self._next = 0
 
-    @contextmanager
-    def bucket(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        self._reader.wait_full()
-        buffer = self._buffers[self._next]
-        self._next = (self._next + 1) % len(self._buffers)
-        try:
-            yield buffer[: elements * dtype.itemsize].view(dtype)
+    def buckets(self, plan: Sequence[WeightBucket]) -> Iterator[torch.Tensor]:
+        for bucket in plan:
+            self._reader.wait_full()
+            buffer = self._buffers[self._next]
+            self._next = (self._next + 1) % len(self._buffers)
+            yield buffer[: bucket.size_bytes].view(getattr(torch, bucket.tensors[0].dtype))
             self._device.synchronize()  # the writer does not see this process's stream
-        except Exception as error:
-            self._reader.fail(f"an engine could not load a weight bucket: {type(error).__name__}: {error}")
-            raise
-        self._reader.free()
+            self._reader.free()
 
-    def leave(self) -> None:
+    def leave(self, failure: str = "") -> None:
+        if failure:
+            with suppress(OSError):  # the writer may be gone, too
+                self._reader.fail(f"an engine could not load a weight bucket: {failure}")
         self._reader.close()
         self._buffers.clear()
 

@@ -6,31 +6,44 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 
-from rlpipe.shared.weights import TensorSpec, WeightBucket
+from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup
+
+
+def group_text(group: WeightGroup) -> str:
+    """`group` without its key: the engine's own process has passed the gate by then."""
+    return json.dumps({name: value for name, value in vars(group).items() if name != "key"})
+
+
+def group_of(text: str) -> WeightGroup:
+    """From `group_text`."""
+    fields = json.loads(text)
+    return WeightGroup(**fields | {name: tuple(fields[name]) for name in ("addresses", "senders")})
 
 
 def plan_fields(plan: Sequence[WeightBucket]) -> tuple[list[str], list[str], list[list[int]]]:
-    """`plan` as names of all tensors, the type of each bucket, and shapes, the first of which counts the tensors of
-    each bucket."""
+    """`plan` as names of all tensors, the type of each bucket, and shapes; before these stand how many tensors each
+    bucket has, its bytes and its sender."""
     tensors = [tensor for bucket in plan for tensor in bucket.tensors]
-    counts = [len(bucket.tensors) for bucket in plan]
+    of_buckets = [
+        [len(bucket.tensors) for bucket in plan],
+        [bucket.size_bytes for bucket in plan],
+        [bucket.sender for bucket in plan],
+    ]
     return (
         [tensor.name for tensor in tensors],
         [bucket.tensors[0].dtype for bucket in plan],
-        [counts, *(list(tensor.shape) for tensor in tensors)],
+        [*of_buckets, *(list(tensor.shape) for tensor in tensors)],
     )
 
 
-def plan_of(
-    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
-) -> list[tuple[TensorSpec, ...]]:
-    """The tensors of each bucket, from `plan_fields`."""
-    counts, *others = shapes
+def plan_of(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[WeightBucket, ...]:
+    """From `plan_fields`."""
+    counts, sizes, senders, *others = shapes
     rows = iter(zip(names, others, strict=True))
-    return [
-        tuple(TensorSpec(name, dtype, tuple(shape)) for name, shape in islice(rows, count))
-        for count, dtype in zip(counts, dtypes, strict=True)
-    ]
+    return tuple(
+        WeightBucket(tuple(TensorSpec(name, dtype, tuple(shape)) for name, shape in islice(rows, count)), size, sender)
+        for count, size, sender, dtype in zip(counts, sizes, senders, dtypes, strict=True)
+    )
 
 
 @dataclass(frozen=True)

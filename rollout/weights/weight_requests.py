@@ -1,14 +1,14 @@
 """What an engine asks of SGLang about weights: to join and leave groups, to receive an update, and to make room for an
 adapter."""
 
-import json
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from rlpipe.shared.errors import EngineFailure, WeightSyncError
 from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.weights import BUFFERS, EngineAdapter, WeightBucket, WeightGroup
-from rollout.weights.update_messages import Answer, plan_fields
+from rollout.weights.update_messages import Answer, group_text, plan_fields
 
 ADAPTER_NAME = "policy"
 """Of the one adapter that an engine has, in SGLang's words the `lora_path` of a request."""
@@ -22,19 +22,19 @@ class WeightRequests:
         self._manager = manager
         self._call = call
 
-    async def join(self, group: WeightGroup, rank: int) -> None:
-        """Raises WeightSyncError when a rank could not join."""
+    async def join(self, group: WeightGroup, reader: int) -> None:
+        """Its ranks are readers `reader` and the following ones. Raises WeightSyncError when a rank could not join."""
         from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
 
-        if group.backend == BUFFERS:
-            address, port = json.dumps(group.addresses), group.port
-        else:
+        reached = group
+        if group.backend != BUFFERS:
             address, port = Endpoint(group.address_of(0), group.port, group.key).reach()
+            reached = replace(group, addresses=(address,), port=port)
         request = InitWeightsUpdateGroupReqInput(
-            master_address=address,
-            master_port=port,
-            rank_offset=rank,
-            world_size=group.world_size,
+            master_address=group_text(reached),
+            master_port=reached.port,
+            rank_offset=reader,
+            world_size=group.readers,
             group_name=group.name,
             backend=group.backend,
         )

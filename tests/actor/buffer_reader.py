@@ -14,9 +14,8 @@ from rollout.weights.sources import SharedBuffers
 def read_buckets(plan: tuple[WeightBucket, ...], source: SharedBuffers) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One round of buckets: the tensors by name as float32 arrays, and the checksums of the buckets."""
     tensors, sums = {}, []
-    for bucket in plan:
-        with source.bucket(sum(spec.elements for spec in bucket.tensors), torch.bfloat16) as flat:
-            here = flat.to("cpu", copy=True)
+    for bucket, flat in zip(plan, source.buckets(plan), strict=True):
+        here = flat.to("cpu", copy=True)
         sums.append(checksum(here.view(torch.uint8).numpy().data))
         parts = here.float().split([spec.elements for spec in bucket.tensors])
         specs = zip(bucket.tensors, parts, strict=True)

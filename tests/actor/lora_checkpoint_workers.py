@@ -11,15 +11,17 @@ import torch.distributed as dist
 from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs, reshard, save_and_continue, two_steps
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
+from sent_weights import sent_as_exported, sent_tensors
 from train_workers import trainer
 
 from actor.checkpoint import Checkpointer
 from actor.hf.adapter_modules import adapters
-from actor.hf.adapter_weights import iter_engine_factors, save_adapters
+from actor.hf.adapter_weights import save_adapters
 from actor.hf.export import iter_export
 from actor.hf.policy_folder import save_hf
 from actor.trainer import Trainer
 from actor.weight_sender import WeightSender
+from rlpipe.config.layout import ActorLayout
 from rlpipe.shared.errors import CheckpointError
 from rlpipe.shared.pack import Pack
 
@@ -54,6 +56,8 @@ def two_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Pat
         "reference_pp2": reference_log_probabilities(paths["gdn_moe"], count, parallel={"pipeline": 2}),
         "sent_tp2": sent_factors(paths["dense"], count, folder / "sent_tp2", parallel={"tensor": 2}),
         "sent_pp2": sent_factors(paths["dense"], count, folder / "sent_pp2", parallel={"pipeline": 2}),
+        "merged_ep2": sent_merged(paths["gdn_moe"], count, parallel={"expert": 2}),
+        "merged_tp2": sent_merged(paths["gdn_moe"], count, parallel=SHARDED),
     }
 
 
@@ -65,17 +69,14 @@ def sent_factors(path: Path, count: int, folder: Path, **options: Any) -> dict[s
     two_steps(policy)
     settings = policy.options.actor.lora
     assert settings is not None
-    sender = WeightSender(policy.policy, policy.description, "float32", 2**20)
+    layout = ActorLayout.of(policy.options.actor)
+    sender = WeightSender(policy.policy, policy.description, "float32", 20_000, layout)
     specs = [(spec.name, spec.shape) for bucket in sender.plans["adapters"] for spec in bucket.tensors]
-    sent = [
-        (name, None if tensor is None else tensor.clone())
-        for name, tensor in iter_engine_factors(policy.policy, settings)
-    ]
+    tensors = sent_tensors(sender, "adapters")
     save_adapters(policy.policy, settings, folder, "base")
     if dist.get_rank() != 0:
         return {}
     file = load_file(folder / "adapter_model.safetensors")
-    tensors = {name: tensor for name, tensor in sent if tensor is not None}
     others = [name for name in tensors if name not in file]
     return {
         "planned": [(name, tuple(tensor.shape)) for name, tensor in tensors.items()] == specs,
@@ -85,6 +86,13 @@ def sent_factors(path: Path, count: int, folder: Path, **options: Any) -> dict[s
         "zero": not any(bool(tensors[name].any()) for name in others),
         "contents": list(sender.plans),
     }
+
+
+def sent_merged(path: Path, count: int, **options: Any) -> bool:
+    """Whether the processes together send what an export gives, adapters of experts merged where these are."""
+    policy = trainer(path, count, lora=EACH, **options)
+    two_steps(policy)
+    return sent_as_exported(policy.policy, policy.description, ActorLayout.of(policy.options.actor))
 
 
 def save_for_export(rank: int, count: int, path: Path, folder: Path) -> None:

@@ -18,6 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from model_support import read_tensors, weights_of
 from numpy.typing import NDArray
+from sent_weights import sent_as_exported
 from tensor_bits import bits
 from train_support import make_pack
 
@@ -36,6 +37,7 @@ from actor.models.transformer_config import transformer_config
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.config.layout import ActorLayout
 from rlpipe.model.description import TrainableModel
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.errors import ModelError
@@ -123,13 +125,13 @@ def exchange_weights(
 ) -> dict[tuple[str, str], Any]:
     """Load, stream out and save every model in every layout.
 
-    (model, layout) -> (bytes read, bits of exported tensors by name, names of those that this rank holds) or a
-    traceback; the saved folder is `output / layout / model`.
+    (model, layout) -> (bytes read, bits of exported tensors by name, names of those that this rank holds, whether all
+    ranks together would send the same to engines) or a traceback; the saved folder is `output / layout / model`.
     """
     return each_layout(count, layouts, lambda case, path, actor: _exchange(path, actor, output / case[1] / case[0]))
 
 
-def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, dict[str, str], list[str]]:
+def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, dict[str, str], list[str], bool]:
     description = trainable_model(path)
     chunks = build_model(description, actor)
     report = load_hf(chunks, description, path)
@@ -137,7 +139,7 @@ def _exchange(path: Path, actor: ActorConfig, output: Path) -> tuple[int, dict[s
     exported = {name: bits(tensor) for name, tensor in iter_export(chunks, description, everywhere=True, with_mtp=mtp)}
     held = [name for name, tensor in iter_export(chunks, description, with_mtp=mtp) if tensor is not None]
     save_hf(chunks, description, output, path)
-    return report.bytes_read, exported, held
+    return report.bytes_read, exported, held, sent_as_exported(chunks, description, ActorLayout.of(actor), mtp)
 
 
 def save_in_bfloat16(rank: int, count: int, path: Path, output: Path) -> None:

@@ -81,9 +81,10 @@ def test_what_was_loaded_streams_out_unchanged(results, paths, model, layout):
     stored = {name: tensor for name, tensor in read_tensors(paths[model]).items() if not name.startswith(left_alone)}
     for rank, answer in enumerate(results):
         assert not isinstance(answer[model, layout], str), answer[model, layout]
-        _, exported, held = answer[model, layout]
+        _, exported, held, sends_the_same = answer[model, layout]
         assert exported == bits(stored)
         assert held == (list(exported) if rank == 0 else [])
+        assert sends_the_same
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)

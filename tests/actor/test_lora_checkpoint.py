@@ -91,6 +91,12 @@ def test_engines_get_the_factors_of_the_file_and_zeros_beside_them(single):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["merged_ep2", "merged_tp2"])
+def test_adapters_are_merged_where_the_weights_are(double, case):
+    assert all(process[case] for process in double)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["sent_tp2", "sent_pp2"])
 def test_engines_get_the_same_factors_from_two_processes(double, case):
     _assert_sent(double[0][case])

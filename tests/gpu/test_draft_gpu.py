@@ -213,7 +213,7 @@ def test_updates_reach_both_models_also_after_sleep_and_under_generation(engines
     requests = _requests(16, 48, "updated", temperature=1.0)
 
     listener = Listener()
-    group = WeightGroup("drafts", (listener.address,), 0, 2, BUFFERS)
+    group = WeightGroup("drafts", (listener.address,), 0, (0,), 1, BUFFERS)
     calls = one.pool.weights.join([group], one.pool.up())
     transport = SharedBuffers(listener, plan, 60)
     results_of(one.pool, calls, "joining")

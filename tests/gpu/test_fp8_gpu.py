@@ -51,7 +51,7 @@ def test_an_update_gives_what_the_start_gave(engine, tmp_path):
 
     plan = _plan(stacked_state(other))
     listener = Listener()
-    calls = one.pool.weights.join([WeightGroup("fp8", (listener.address,), 0, 2, BUFFERS)], one.pool.up())
+    calls = one.pool.weights.join([WeightGroup("fp8", (listener.address,), 0, (0,), 1, BUFFERS)], one.pool.up())
     transport = SharedBuffers(listener, plan, 60)
     results_of(one.pool, calls, "joining")
     for version, folder in enumerate((other, one.folder, other, one.folder), 1):

@@ -43,6 +43,24 @@ def test_an_actor_on_two_gpus_sends_weights_to_an_engine_on_two_others(tmp_path)
     _run(tmp_path, *SETTINGS, *parallel, "rollout.engine.tensor_parallel=2")
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason=f"needs 4 GPUs, there are {torch.cuda.device_count()}")
+@pytest.mark.timeout(600)
+def test_two_expert_parallel_ranks_send_their_experts_to_two_engines(tmp_path):
+    experts = [
+        f"model.path={tmp_path}/policy",
+        "prepare.policy.architecture=qwen3_5_moe",
+        "prepare.policy.head_dim=64",
+        "algorithm.routing_replay=true",
+        "actor.processes=2",
+        "actor.parallel.expert=2",
+        "rollout.engines=2",
+        "jit.warm_up=off",
+    ]
+    _run(tmp_path, *SETTINGS, *experts, "ray.colocate=false")
+    for row in metric_rows(tmp_path / "small")[1:]:
+        assert 0.45 < row["weight_sync/bytes_per_sender_max"] / row["weight_sync/bytes"] < 0.55
+
+
 def _run(folder, *settings):
     run_command("train", *run_arguments(folder, *settings))
     rows = metric_rows(folder / "small")

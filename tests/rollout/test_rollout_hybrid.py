@@ -6,7 +6,7 @@ import numpy as np
 import ray
 from rollout_models import chosen_experts, save_hybrid, stacked_state
 from rollout_requests import answers, generate, make_requests, results_of
-from rollout_weight_source import WeightSource, plan_of
+from rollout_weight_source import WeightSource, in_parts, plan_of
 from test_rollout_engine import logprob_error
 
 from rollout.pool import RolloutPool
@@ -28,15 +28,15 @@ def test_logprobs_routes_repeatability_and_weight_updates(ray_session, config_of
         parts = [generate(pool, part) for part in (shuffled[:1], shuffled[1:])]
         assert {key: value for part in parts for key, value in answers(part).items()} == answers(generations)
 
-        plan = plan_of(stacked_state(second), buckets=4)
+        plan = plan_of(in_parts(stacked_state(second)), buckets=4)
         source = WeightSource.remote()
         group = ray.get(source.open.remote(1))
         joined = source.join.remote(group)
         results_of(pool, pool.weights.join([group], pool.up()), "joining")
         ray.get(joined)
-        for version, folder in enumerate((second, first, second), 1):  # experts one by one, then stacked
+        for version, folder in enumerate((second, first, second), 1):  # experts one by one, then stacked by halves
             receiving = pool.weights.start_receiving(plan, version)
-            sent = ray.get(source.send.remote(stacked_state(folder), plan))
+            sent = ray.get(source.send.remote(in_parts(stacked_state(folder)), plan))
             assert results_of(pool, receiving, "weight_sync")[0].checksums == sent
             assert logprob_error(folder, requests, generate(pool, requests)) < 1e-4
         ray.kill(source)

@@ -1,17 +1,24 @@
 """What an engine and SGLang's processes tell each other of an update comes back whole, and names the right bucket."""
 
-from rlpipe.shared.weights import TensorSpec, WeightBucket
-from rollout.weights.update_messages import Answer, RankAnswer, plan_fields, plan_of
+from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup
+from rollout.weights.update_messages import Answer, RankAnswer, group_of, group_text, plan_fields, plan_of
 
 PLAN = (
-    WeightBucket((TensorSpec("embedding", "bfloat16", (7, 3)), TensorSpec("norm", "bfloat16", (3,))), 48),
+    WeightBucket((TensorSpec("embedding", "bfloat16", (7, 3)), TensorSpec("norm", "bfloat16", (3,))), 48, 4),
     WeightBucket((TensorSpec("bias", "float32", ()),), 4),
     WeightBucket((TensorSpec("", "bfloat16", (2, 0)), TensorSpec("head", "bfloat16", (7, 3))), 42),
 )
 
 
 def test_a_plan_comes_back_as_it_was_whatever_tensors_are_called():
-    assert plan_of(*plan_fields(PLAN)) == [bucket.tensors for bucket in PLAN]
+    assert plan_of(*plan_fields(PLAN)) == PLAN
+
+
+def test_a_group_comes_back_without_its_key():
+    group = WeightGroup("weights", ("10.0.0.1",), 80, (0, 4), 6, "nccl", 2**30)
+    keyed = WeightGroup("weights", ("10.0.0.1",), 80, (0, 4), 6, "nccl", 2**30, b"secret")
+    assert group_of(group_text(keyed)) == group
+    assert "secret" not in group_text(keyed)
 
 
 def test_a_plan_whose_counts_do_not_fit_is_not_taken():

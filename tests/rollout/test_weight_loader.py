@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlpipe.shared.weights import experts_part
 from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
 
@@ -104,6 +105,20 @@ def test_experts_arrive_however_the_engine_keeps_them(up_first):
         assert torch.equal(model.w13_weight, torch.cat((up, gate) if up_first else (gate, up), dim=1))
         assert torch.equal(model.w2_weight, down)
         assert len(model.loaded) == count
+
+
+def test_experts_may_come_in_parts_from_several_senders():
+    model, loader = Experts(up_first=True), WeightLoader()
+    for _ in range(3):
+        (_, gate_up), (_, down) = stacked()
+        gate, up = gate_up.chunk(2, dim=1)
+        for name, tensor in (("gate_up_proj", gate_up), ("down_proj", down)):
+            loader.load(model, [(experts_part(f"{ROOT}.{name}", 1, 2), tensor[1:])])
+            loader.load(model, [(experts_part(f"{ROOT}.{name}", 0, 0), tensor[:1])])
+        loader.finish(model)
+        assert torch.equal(model.w13_weight, torch.cat((up, gate), dim=1))
+        assert torch.equal(model.w2_weight, down)
+    assert sorted(set(model.loaded)) == sorted(model.loaded[:9])
 
 
 def test_stacked_experts_that_are_kept_as_they_come_take_two_copies_in_all():
@@ -243,6 +258,7 @@ def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
         "model.layers.3.self_attn.q_proj.weight": "model.layers.3.self_attn.qkv_proj",
         "model.layers.3.self_attn.o_proj.weight": "model.layers.3.self_attn.o_proj",
         "model.layers.0.mlp.experts.gate_up_proj": "model.layers.0.mlp.experts",
+        "model.layers.0.mlp.experts.64-127.gate_up_proj": "model.layers.0.mlp.experts",
         "mtp.layers.0.mlp.experts.7.down_proj.weight": "mtp.layers.0.mlp.experts",
         "model.layers.0.mlp.shared_expert.up_proj.weight": "model.layers.0.mlp.shared_expert.gate_up_proj",
         "model.layers.0.mlp.down_proj.weight": "model.layers.0.mlp.down_proj",
