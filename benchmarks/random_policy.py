@@ -69,7 +69,8 @@ def _known_next(model: TrainableModel, dtype: torch.dtype) -> dict[str, torch.Te
     """Tensors of an untied model by which the residual stream is the last token's embedding more than all else."""
     vocabulary, hidden = model.vocab_size, model.hidden_size
     generator = torch.Generator().manual_seed(1)
-    embedding = torch.randn(vocabulary, hidden, generator=generator)
+    # Each layer adds two vectors of about unit size to the residual stream, whatever it reads.
+    embedding = 6 * math.sqrt(2 * model.layers) * torch.randn(vocabulary, hidden, generator=generator)
     head = torch.empty_like(embedding)
     scale = 1.1 * math.log(1.5 * vocabulary) / hidden**0.5
     head[torch.randperm(vocabulary, generator=generator)] = scale * torch.nn.functional.normalize(embedding, dim=-1)

@@ -84,6 +84,7 @@ class Fleet:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._requests_paused = False
+        self._holds_sent_weights = False
         self._listeners: list[Callable[[], None]] = []
 
     def all(self) -> list[RunningEngine]:
@@ -144,12 +145,23 @@ class Fleet:
         with self._lock:
             self._engines[lost.index] = engine
 
-    def has_started(self, engine: RunningEngine, health: EngineHealth | None, state: EngineState) -> None:
-        """It is up, and serves or awaits weights. Does nothing for a lost one."""
+    @property
+    def holds_sent_weights(self) -> bool:
+        """Whether engines sample with weights that were sent, and not those of the model's folder."""
+        return self._holds_sent_weights
+
+    def note_sent_weights(self) -> None:
+        """Weights of the model's folder are too old from now on, also where no engine is there to receive others."""
+        with self._lock:
+            self._holds_sent_weights = True
+
+    def has_started(self, engine: RunningEngine, health: EngineHealth | None) -> None:
+        """It is up, and serves, or awaits weights if any were sent by now. Does nothing for a lost one."""
         with self._lock:
             if engine.state is EngineState.LOST:
                 return
-            engine.state, engine.health = state, health
+            waits = self._holds_sent_weights or engine.setup.awaits_weights
+            engine.state, engine.health = EngineState.AWAITING_WEIGHTS if waits else EngineState.SERVING, health
         self._tell()
 
     def serve(self, engines: Sequence[RunningEngine]) -> list[RunningEngine]:

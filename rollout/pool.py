@@ -137,10 +137,9 @@ class RolloutPool:
         """The engine is lost, as far as the caller can see."""
         self._fleet.report(engine, failure)
 
-    @property
-    def holds_sent_weights(self) -> bool:
-        """Whether an update was begun: weights of the model's folder are too old from then on."""
-        return self.weights.begun
+    def note_sent_weights(self) -> None:
+        """Weights of the model's folder are too old from now on, also where no engine is there to receive others."""
+        self._fleet.note_sent_weights()
 
     def pause_requests(self) -> None:
         """Requests wait from now on, those that engines have are answered."""

@@ -30,11 +30,6 @@ class Starter(Protocol):
 
     def launch(self, setup: EngineSetup) -> RunningEngine: ...
 
-    @property
-    def holds_sent_weights(self) -> bool:
-        """Whether engines sample with weights that were sent, and not those of the model's folder."""
-        raise NotImplementedError
-
 
 class _Probes:
     """The latest probes of one engine."""
@@ -128,7 +123,7 @@ class Supervisor:
         with self._lock:
             if not self._may_start or self._stopping.is_set() or self._fleet.end is not None:
                 return
-            new = self._starter.launch(replacement(engine.setup, self._starter.holds_sent_weights))
+            new = self._starter.launch(replacement(engine.setup, self._fleet.holds_sent_weights))
             self._starts[new] = (time.monotonic(), 0.0)
             self._faults[new] = self._faults.pop(engine)
             self._fleet.replace(engine, new)
@@ -137,7 +132,7 @@ class Supervisor:
     def _check_model(self, engine: RunningEngine) -> None:
         """With a model folder that holds a NaN, every engine fails that samples with it. Looked at once, before sent
         weights have taken its place."""
-        if self._has_checked_model or self._starter.holds_sent_weights:
+        if self._has_checked_model or self._fleet.holds_sent_weights:
             return
         self._has_checked_model = True
         try:
@@ -201,8 +196,7 @@ class Supervisor:
         fault = self._faults.get(engine)
         if fault is not None:
             self._faults[engine] = replace(fault, started=time.time())
-        waits = engine.setup.awaits_weights
-        self._fleet.has_started(engine, health, EngineState.AWAITING_WEIGHTS if waits else EngineState.SERVING)
+        self._fleet.has_started(engine, health)
 
     def _note_healed(self, engine: RunningEngine) -> None:
         fault = self._faults.pop(engine, None)

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from rlpipe.config.base import Section
 
+_HYBRID_PERIOD = 4
+
 
 class ModelConfig(Section):
     """The policy that is trained."""
@@ -54,6 +56,15 @@ class TinyPolicyConfig(Section):
     prediction_layer: bool = False
     """Also a random multi-token-prediction layer, to be trained (`actor.train_mtp`) and to draft with; of the
     architecture `qwen3_5_moe`."""
+
+    @model_validator(mode="after")
+    def _a_hybrid_has_softmax_attention(self) -> Self:
+        if self.architecture == "qwen3_5_moe" and self.layers < _HYBRID_PERIOD:
+            raise ValueError(
+                f"prepare.policy.layers is {self.layers}, but of the layers of 'qwen3_5_moe' every {_HYBRID_PERIOD}th "
+                f"is softmax attention, and there has to be one: set it to at least {_HYBRID_PERIOD}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_architecture_has_a_prediction_layer(self) -> Self:

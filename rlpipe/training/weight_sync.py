@@ -49,6 +49,7 @@ class WeightSync:
 
     def push(self, version: int) -> dict[str, float]:
         """Returns the metrics of the transfer once all engines that are up hold `version`."""
+        self._pool.note_sent_weights()  # also for an engine that is lost or starting now, and comes back later
         with self._memory_sharing.during_weight_sync():
             transfer = self._deliver(self._pool.up, version)
         self.version = version

@@ -9,8 +9,7 @@ from rollout.fleet import Fleet, RunningEngine
 
 
 class EngineWeightGroups:
-    """Of the engines of `fleet`, each with `tensor_parallel` ranks. begun: whether an update ever was; the weights of
-    the model's folder are too old from then on."""
+    """Of the engines of `fleet`, each with `tensor_parallel` ranks."""
 
     def __init__(self, fleet: Fleet, calls: FleetCalls, tensor_parallel: int, deadline_seconds: float) -> None:
         self._fleet = fleet
@@ -18,7 +17,6 @@ class EngineWeightGroups:
         self._tensor_parallel = tensor_parallel
         self._deadline_seconds = deadline_seconds
         self._groups: dict[RunningEngine, WeightGroup] = {}
-        self.begun = False
 
     def join(self, groups: Sequence[WeightGroup], engines: Sequence[RunningEngine]) -> EngineCalls:
         """A call that ends when all ranks, the senders' included, have joined: one group for all `engines`, or one for
@@ -44,7 +42,7 @@ class EngineWeightGroups:
         """
         if not self._groups:
             raise WeightSyncError("engines have not joined a weight group; join one first")
-        self.begun = True
+        self._fleet.note_sent_weights()
         return EngineCalls(
             tuple(self._groups),
             tuple(

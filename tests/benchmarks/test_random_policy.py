@@ -21,3 +21,20 @@ def test_transformers_finds_every_weight(kind, tmp_path, monkeypatch):
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert model(torch.arange(8)[None]).logits.isfinite().all()
+
+
+def test_the_next_token_is_known_about_half_of_the_time_however_many_layers_there_are(tmp_path, monkeypatch):
+    """Without this a draft of random weights is never kept, and what drafts gain cannot be measured."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    from layer_shapes import hybrid_config
+    from random_policy import save_random_policy
+    from transformers import AutoModelForCausalLM
+
+    folder = save_random_policy(hybrid_config(8, 512, tiny=True), tmp_path / "known", "float32", known_next=True)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    following = (embedding @ head.T).argmax(-1)
+    tokens = torch.arange(64)
+    with torch.no_grad():
+        probabilities = model(tokens[None]).logits[0].softmax(-1)
+    assert 0.4 < probabilities[tokens, following[tokens]].mean() < 0.9

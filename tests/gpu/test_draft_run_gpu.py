@@ -21,6 +21,7 @@ def test_a_whole_run_trains_the_prediction_layer_and_drafts_with_it(tmp_path):
         "actor.train_mtp=true",
         "prepare.policy.architecture=qwen3_5_moe",
         "prepare.policy.prediction_layer=true",
+        "prepare.policy.layers=4",
         "prepare.policy.head_dim=64",
         "rollout.engine.dtype=bfloat16",
         "rollout.engine.memory_fraction=0.2",

@@ -57,6 +57,7 @@ def test_references_take_values_and_defaults(tmp_path):
         ("rollout.sampling.temprature=1", "did you mean 'rollout.sampling.temperature'"),
         ("rolout.engines=2", "did you mean 'rollout'"),
         ("temperature=0.5", "the nearest key is 'eval.temperature'"),
+        ("prepare.policy={architecture: qwen3_5_moe, layers: 2}", "there has to be one: set it to at least 4"),
         ("rollout.engines=two", "rollout.engines: input should be a valid integer"),
         ("rollout.engines=0", "rollout.engines: input should be greater than or equal to 1"),
         ("rollout.engines", "not of the form key.sub=value"),

@@ -103,6 +103,7 @@ def test_an_engine_in_the_place_of_another_has_files_of_its_own(config_of):
 
 def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
     fleet = Fleet([_engine(0), _engine(1)], FaultConfig(engine_restarts=2), lambda one, failure: failure)
+    fleet.note_sent_weights()
     clock = [0.0]
     monkeypatch.setattr("rollout.fleet.time.monotonic", lambda: clock[0])
     told = []
@@ -115,12 +116,23 @@ def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
             fleet.report(lost, EngineFailure(f"lost at {moment}"))
         new = _engine(0)
         fleet.replace(lost, new)
-        fleet.has_started(new, None, EngineState.AWAITING_WEIGHTS)
+        fleet.has_started(new, None)
         assert fleet.serve([new]) == [new]
     # Within the hour before the last one there were two, at 10 and at 3605 seconds.
     with pytest.raises(EngineFailure, match=r"lost at 3609"):
         fleet.check()
     assert told[:3] == [0, 0, 1]
+
+
+def test_an_engine_that_starts_while_weights_are_sent_awaits_them():
+    """Launched before with weights of the model's folder, perhaps when no other engine was there to receive any."""
+    early, late = _engine(0), _engine(1)
+    fleet = Fleet([early, late], FaultConfig(), lambda one, failure: failure)
+    fleet.has_started(early, None)
+    fleet.note_sent_weights()
+    fleet.has_started(late, None)
+    assert (early.state, late.state) == (EngineState.SERVING, EngineState.AWAITING_WEIGHTS)
+    assert fleet.up() == [early, late] and fleet.awaiting_weights() == [late]
 
 
 def _engine(index: int) -> RunningEngine:
