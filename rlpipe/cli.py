@@ -281,7 +281,7 @@ def logs(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Parts of log names, for instance engine_0.")
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=10**9, help="Last lines of each log.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added.")] = False,
     debug: Debug = False,
 ) -> None:

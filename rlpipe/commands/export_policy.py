@@ -8,8 +8,8 @@ from pathlib import Path
 from rlpipe.config.load import load_config
 from rlpipe.model.hub import model_folder
 from rlpipe.monitoring.run_directory import RunDirectory
-from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoints, read_state
-from rlpipe.shared.errors import CheckpointError, ConfigError, ResourceError
+from rlpipe.shared.checkpoint_folder import checked_state, checkpoint_path, complete_checkpoints, stateless_checkpoints
+from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, ResourceError
 from rlpipe.shared.policy_facts import is_saved_policy
 
 
@@ -28,7 +28,7 @@ def export_policy(run: str, output: Path, merge: bool = False, overwrite: bool =
     _check_replaceable(output, overwrite)
     config = load_config(directory.config)
     checkpoint = _checkpoint(directory, iteration)
-    state = read_state(checkpoint)
+    state = checked_state(checkpoint)
     source = model_folder(config.model.path)
     adapters = config.actor.lora is not None and not merge
     if merge and config.actor.lora is None:
@@ -78,12 +78,21 @@ def _checkpoint(directory: RunDirectory, iteration: int | None) -> Path:
             f"{finished}"
         )
     if iteration is None:
+        if damaged := [path for path in stateless_checkpoints(directory.checkpoints) if path > found[-1]]:
+            raise DamagedCheckpointError(
+                f"{damaged[-1]} has no state.json; for an older one give its iteration, as in "
+                f"{directory.path}@{_iteration_of(found[-1])}"
+            )
         return found[-1]
     wanted = checkpoint_path(directory.checkpoints, iteration)
     if wanted not in found:
-        there = ", ".join(str(int(path.name.rpartition("_")[2])) for path in found)
+        there = ", ".join(map(_iteration_of, found))
         raise CheckpointError(f"{directory.checkpoints}: no checkpoint of iteration {iteration}; there are {there}")
     return wanted
+
+
+def _iteration_of(checkpoint: Path) -> str:
+    return str(int(checkpoint.name.rpartition("_")[2]))
 
 
 def _check_disk(source: Path, output: Path) -> None:

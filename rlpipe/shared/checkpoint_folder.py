@@ -43,6 +43,12 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and (path / _STATE).is_file())
 
 
+def stateless_checkpoints(directory: Path) -> list[Path]:
+    """Folders with a checkpoint's final name that have lost their state, which a complete one has; oldest first."""
+    found = directory.glob("iteration_*") if directory.is_dir() else ()
+    return sorted(path for path in found if _NAME.fullmatch(path.name) and not (path / _STATE).is_file())
+
+
 def latest_checkpoint(directory: Path) -> Path | None:
     """The newest complete checkpoint of a run; None where there is none."""
     found = complete_checkpoints(directory)
@@ -127,7 +133,7 @@ def read_state(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path / _STATE} is damaged ({error}): use another checkpoint") from None
-    if version != _FORMAT:
+    if version != _FORMAT and isinstance(version, int):
         raise CheckpointError(f"{path} has checkpoint format {version}; this version of rlpipe reads {_FORMAT}")
     if own != _content_checksum(state):
         raise DamagedCheckpointError(f"{path / _STATE} is damaged (its checksum differs): use another checkpoint")
@@ -137,6 +143,14 @@ def read_state(path: Path) -> dict[str, Any]:
         if found != size:
             problem = "is missing" if found is None else f"has {found} bytes instead of {size}"
             raise DamagedCheckpointError(f"checkpoint file {file} {problem}: use another checkpoint")
+    return state
+
+
+def checked_state(path: Path) -> dict[str, Any]:
+    """`read_state`, after every byte of every file was compared with what was written; raises like it."""
+    state = read_state(path)
+    if damaged := damaged_files(path, state, state["files"]):
+        raise DamagedCheckpointError(f"{path}: {', '.join(damaged)} differs from what was written: use another one")
     return state
 
 

@@ -16,12 +16,13 @@ from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import run_lock
 from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.checkpoint_folder import (
+    checked_state,
     complete_checkpoints,
-    damaged_files,
     latest_checkpoint,
     named_checkpoint,
     read_state,
     set_aside,
+    stateless_checkpoints,
     unfinished_checkpoints,
 )
 from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError
@@ -186,8 +187,11 @@ def _choose_checkpoint(directory: RunDirectory, opening: Opening, fingerprint: s
     for unfinished in unfinished_checkpoints(folder):
         say(f"passed over {unfinished}: its writing was interrupted; removed")
         shutil.rmtree(unfinished)
+    for damaged in stateless_checkpoints(folder):
+        say(f"warning: {damaged} has no state.json; passed over, and kept as {set_aside(damaged, 'damaged')}")
     chosen = None if opening.checkpoint is None else named_checkpoint(folder, opening.checkpoint)
-    state = _newest_whole_state(folder, say) if chosen is None else _named_state(chosen)
+    # One that was asked for by name is not replaced by another one, so it is looked at as a whole.
+    state = _newest_whole_state(folder, say) if chosen is None else checked_state(chosen)
     before = state["driver"].get("data", "")
     if before and before != fingerprint and not any(key.split(".")[0] == "data" for key in opening.allow_changes):
         raise ConfigError(
@@ -197,14 +201,6 @@ def _choose_checkpoint(directory: RunDirectory, opening: Opening, fingerprint: s
     for newer in complete_checkpoints(folder):
         if chosen is not None and newer > chosen:
             say(f"{newer.name} is newer than {chosen.name}, and kept as {set_aside(newer, 'superseded')}")
-
-
-def _named_state(chosen: Path) -> dict[str, Any]:
-    """A checkpoint that was asked for by name is not replaced by another one, so it is looked at as a whole."""
-    state = read_state(chosen)
-    if damaged := damaged_files(chosen, state, state["files"]):
-        raise DamagedCheckpointError(f"{chosen}: {', '.join(damaged)} differs from what was written: use another one")
-    return state
 
 
 def _newest_whole_state(folder: Path, say: Say) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from rlpipe.commands.export_policy import export_policy
 from rlpipe.config.changes import FREE, config_changes
 from rlpipe.config.load import iter_fields, validate
 from rlpipe.config.root import Config
@@ -19,7 +20,7 @@ from rlpipe.monitoring.json_lines import append_json_line, read_json_lines
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
 from rlpipe.shared.checkpoint_folder import checkpoint_path, latest_checkpoint, partial_path, publish
-from rlpipe.shared.errors import CheckpointError, ConfigError, ResourceError
+from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, ResourceError
 from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
 
 _RESUME = Opening(resume=True)
@@ -182,6 +183,28 @@ def test_a_damaged_newest_checkpoint_is_passed_over(saved, tmp_path):
         ".iteration_00000002.damaged",
         "iteration_00000001",
     ]
+
+
+def test_a_newest_checkpoint_without_its_state_is_passed_over_with_a_word(saved, tmp_path):
+    newest = latest_checkpoint(saved.checkpoints)
+    (newest / "state.json").unlink()
+    said = []
+    with _open(_config(tmp_path), _RESUME, said=said) as directory:
+        assert latest_checkpoint(directory.checkpoints).name == "iteration_00000001"
+    assert said == [
+        f"warning: {newest} has no state.json; passed over, and kept as {newest.parent}/.{newest.name}.damaged"
+    ]
+
+
+def test_no_policy_is_exported_from_other_bytes_than_were_written(saved, tmp_path):
+    newest = latest_checkpoint(saved.checkpoints)
+    (newest / "weights").write_bytes(b"Weights")
+    with pytest.raises(DamagedCheckpointError, match="weights differs from what was written"):
+        export_policy(str(saved.path), tmp_path / "out")
+    (newest / "state.json").unlink()
+    with pytest.raises(DamagedCheckpointError, match=f"no state.json; for an older one .* {saved.path}@1"):
+        export_policy(str(saved.path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_resume_from_a_named_checkpoint_sets_newer_ones_aside(saved, tmp_path):
