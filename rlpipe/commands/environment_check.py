@@ -39,6 +39,9 @@ def check_environment(config: Config, episodes: int, texts: Sequence[str]) -> It
     settings = config.rollout.generate.environment
     if settings is None:
         raise ConfigError("rollout.generate.environment is empty, so there is nothing to try: name an environment")
+    for text in texts:
+        if text != text.encode(errors="replace").decode():
+            raise ConfigError(f"--say {ascii(text)[:100]} is not text in UTF-8; correct it")
     inputs = load_inputs(config)
     with closing(BackgroundLoop("environment")) as loop:  # which leaves behind what hangs
         try:

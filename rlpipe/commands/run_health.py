@@ -8,13 +8,17 @@ from rlpipe.commands.run_status import lock_owner
 from rlpipe.monitoring.durations import duration_text
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path
-from rlpipe.shared.errors import ResourceError
+from rlpipe.shared.errors import ConfigError, ResourceError
 
 
 def check_health(runs: Path, silent_seconds: float) -> str:
-    """A line about each run below `runs` that goes on here. Raises ResourceError when one of them has written nothing,
-    neither rows nor logs nor checkpoints, for `silent_seconds`.
+    """A line about each run below `runs` that goes on here; the folder need not be there yet.
+
+    Raises ResourceError when one of them has written nothing, neither rows nor logs nor checkpoints, for
+    `silent_seconds`, and ConfigError for what is no folder.
     """
+    if runs.exists() and not runs.is_dir():
+        raise ConfigError(f"{runs} is no folder; give the one that holds the runs, as run.directory")
     found = [(folder, time.time() - _last_written(folder)) for folder in _held_here(runs)]
     silent = [f"{folder} has written nothing for {duration_text(age)}" for folder, age in found if age > silent_seconds]
     if silent:

@@ -9,8 +9,10 @@ import psutil
 
 from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig, SpeedsConfig
 from rlpipe.config.load import load_section
+from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.project_files import CLUSTERS
 
+_SMI_SECONDS = 60.0
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -44,7 +46,12 @@ def present_cluster() -> ClusterConfig:
 def visible_gpus() -> list[tuple[str, int]]:
     """Name and memory in bytes of each GPU, as nvidia-smi tells them without taking memory on any."""
     rows = [line.rsplit(",", 1) for line in _ask_driver("name,memory.total")]
-    return [(name.strip(), int(mebibytes) * 2**20) for name, mebibytes in rows]
+    return [(name.strip(), _bytes_of(mebibytes)) for name, mebibytes in rows]
+
+
+def _bytes_of(mebibytes: str) -> int:
+    """Where a GPU has no memory of its own, nvidia-smi says [N/A]."""
+    return int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() else host_memory_bytes()
 
 
 def visible_capability() -> tuple[int, int] | None:
@@ -54,15 +61,22 @@ def visible_capability() -> tuple[int, int] | None:
 
 
 def _ask_driver(fields: str) -> list[str]:
-    """One line for each GPU; none where nvidia-smi is missing or fails."""
+    """One line for each GPU; none where nvidia-smi is missing or fails. Raises ResourceError where it hangs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
         return []
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run([*query, *([f"--id={visible}"] if visible else [])], capture_output=True, text=True)
-    except FileNotFoundError:
+        answer = subprocess.run(
+            [*query, *([f"--id={visible}"] if visible else [])], capture_output=True, text=True, timeout=_SMI_SECONDS
+        )
+    except OSError:
         return []
+    except subprocess.TimeoutExpired:
+        raise ResourceError(
+            f"nvidia-smi has not answered for {_SMI_SECONDS:g} seconds: look at the GPUs' driver (dmesg), or hide them "
+            "by CUDA_VISIBLE_DEVICES="
+        ) from None
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlpipe.config.model import ArithmeticTaskConfig
+from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.errors import ConfigError
 
 Problem = tuple[int, ...]
@@ -26,10 +27,7 @@ def write_rows(folder: Path, train: Iterable[Row], test: Iterable[Row]) -> None:
     """Write train.jsonl and test.jsonl, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
-        path = folder / f"{name}.jsonl"
-        partial = path.with_suffix(".partial")
-        partial.write_text(rows_text(rows))
-        partial.rename(path)
+        write_atomically(folder / f"{name}.jsonl", rows_text(rows).encode())
 
 
 def rows_text(rows: Iterable[Row]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`. Raises OSError, and then `path` is what it was."""
+    """Replace `path` by `content`. Raises OSError with a file's name, and then `path` is what it was."""
     target = path.resolve()  # a link stays one
     if not target.parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "there is no such folder", str(target.parent))
@@ -17,8 +17,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # what writing raises does not know it
+            error.filename = str(path)
         raise
     sync_folder(target.parent)
 

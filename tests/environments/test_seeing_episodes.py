@@ -95,5 +95,7 @@ def test_an_environment_is_tried_without_a_model(tmp_path):
     broken = "rollout.generate.environment.options.operands=1"
     failed = CliRunner().invoke(app, ["env", "check", "configs/demo/calculator.yaml", *settings, broken])
     assert (failed.exit_code, "1 operands of 2 digits" in failed.output) == (2, True)
+    odd = CliRunner().invoke(app, ["env", "check", "configs/demo/calculator.yaml", *settings, "--say", "a\udcff"])
+    assert (odd.exit_code, "--say 'a\\udcff' is not text in UTF-8" in odd.output) == (2, True)
     without = CliRunner().invoke(app, ["env", "check", "configs/demo/arithmetic.yaml"])
     assert (without.exit_code, "there is nothing to try" in without.output) == (2, True)

@@ -142,6 +142,12 @@ def test_a_program_that_solves_nothing_passes_nothing(source: str) -> None:
         (LENIENT + "def f(x): return {'a': Same()}", "assert f(1) == {'a': 5}"),
         (LENIENT + "def f(x): return [Same(), Same()]", "assert sorted(f(1)) == [1, 2]"),
         (LENIENT + "class E(Exception): pass\ndef f(x): raise E", "try:\n    f(1)\nexcept ValueError:\n    pass"),
+        ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 2 * x, (1, 2)))"),
+        ("class End(StopIteration): pass\ndef f(x): raise End", "assert not any(map(lambda x: f(x) != 2, (1, 2)))"),
+        (
+            "class F:\n    def __getitem__(self, i): raise StopIteration\nf = F()",
+            "assert all(map(lambda x: f[x] == 2 * x, (1, 2)))",
+        ),
         ("def f(x): return 1", "try:\n    f(1)\n    assert False\nexcept ValueError:\n    pass"),
     ],
 )

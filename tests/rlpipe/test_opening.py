@@ -327,6 +327,20 @@ def test_a_kill_while_rows_are_dropped_or_written_loses_none(tmp_path):
         assert read_json_lines(path).rows[:500] == rows
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    code = (
+        "import resource, sys; from pathlib import Path; from rlpipe.shared.atomic_file import write_atomically\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try: write_atomically(Path(sys.argv[1]), b'x' * 99)\n"
+        "except OSError as error: print(error.filename, error.strerror)\n"
+    )
+    file = tmp_path / "report.html"
+    file.write_text("old")
+    told = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{file} File too large\n"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "old")]
+
+
 def test_a_full_disk_tears_no_row(tmp_path):
     """With a limit of file sizes, which the kernel enforces as it does a full disk."""
     code = (

@@ -159,6 +159,8 @@ def test_health_asks_whether_the_runs_of_this_machine_move(tmp_path):
         return result.exit_code, result.output
 
     assert health() == (0, "no run goes on here\n")
+    wrong = CliRunner().invoke(app, ["health", str(log)])
+    assert (wrong.exit_code, f"{log} is no folder" in wrong.output) == (2, True)
     with run_lock(run):
         assert health()[0] == 0
         for path in (log, run / "metrics.jsonl"):

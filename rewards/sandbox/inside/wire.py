@@ -57,7 +57,7 @@ class Peer:
                     _become(arguments[1][int(position)], self.decode(value))
                 return self.decode(message[2])
             elif message[:2] == ["error", number]:
-                raise self._raised(str(message[2]), str(message[3]))
+                raise _visible(self._raised(str(message[2]), str(message[3])), (operation, *arguments[1:2]))
             else:
                 raise Gone
 
@@ -222,6 +222,15 @@ class Proxy:
 
 def _ask(proxy: Proxy, operation: str, *arguments: Any) -> Any:
     return object.__getattribute__(proxy, "_peer").ask(operation, proxy, *arguments)
+
+
+def _visible(error: BaseException, asked: tuple[Any, ...]) -> BaseException:
+    """An error of the other side as it is raised here: only an iterator that is asked for more may end an iteration, as
+    otherwise `all(map(...))` would take a call that raises StopIteration for its end (PEP 479)."""
+    ends_iterations = isinstance(error, StopIteration | StopAsyncIteration)
+    if not ends_iterations or asked == ("special", "__next__"):
+        return error
+    return RuntimeError(f"it raised {type(error).__name__}")
 
 
 def _can_become(value: Any) -> bool:

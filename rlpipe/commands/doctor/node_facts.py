@@ -69,10 +69,15 @@ def read_gpus() -> tuple[Gpu, ...]:
     command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):
         return ()
     rows = [line.split(", ") for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
-    return tuple(Gpu(driver, name, capability, int(used) * 2**20) for driver, name, capability, used in rows)
+    return tuple(Gpu(driver, name, capability, _bytes(used)) for driver, name, capability, used in rows)
+
+
+def _bytes(mebibytes: str) -> int:
+    """None where nvidia-smi does not know."""
+    return int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() else 0
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
