@@ -98,6 +98,11 @@ BENCHMARKS = {
         "The floor is the time of copying the same bytes once over the same link; plain SGLang, where it runs, is the "
         "baseline.",
     ),
+    "weight_senders": (
+        "Weight updates from several processes",
+        "Every process sends what it holds, beside one that sends everything after it was gathered there; both ways in "
+        "one run.",
+    ),
     "actor_layers": (
         "The actor's layers",
         "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
@@ -171,6 +176,7 @@ QUESTIONS = {
     "whole_step": "How long is an iteration, where do its seconds go, and was that planned?",
     "rollout": "What does the pool cost beside SGLang alone?",
     "weight_sync": "How long do new weights take?",
+    "weight_senders": "What is it worth that every holder of weights sends?",
     "newcomer": "How long is it from a model's name to a served model?",
     "whole_step_lora": "What do adapters save?",
     "long_context": "How long may a sequence be?",

@@ -13,9 +13,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,7 @@ import torch.multiprocessing as multiprocessing
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.layout import ActorLayout
+from rlpipe.model.description import TrainableModel
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.project_files import MODELS
 from rlpipe.shared.weights import StackedExperts, TensorSpec, WeightBucket, WeightGroup, checksum
@@ -88,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", nargs="*", default=fitting, choices=list(LAYOUTS), help="of the actor")
     parser.add_argument("--layers", type=int, default=12 if gpus else 4)
-    parser.add_argument("--rounds", type=int, default=5, help="updates of each way that are timed")
+    parser.add_argument("--rounds", type=int, default=5 if gpus else 15, help="updates of each way that are timed")
     options = parser.parse_args()
     raw = json.loads((MODELS / "Qwen3-30B-A3B" / "config.json").read_text()) | {"num_hidden_layers": options.layers}
     for name in options.layouts:
@@ -113,7 +115,7 @@ def _report(case: Case) -> None:
         process.join()
     print(f"actor {case.layout}, {total / 1e9:.3f} GB to {READERS} processes of engines", flush=True)
     for way in WAYS:
-        seconds = [max(times) for times in zip(*(found[rank][way][0] for rank in found), strict=True)][1:]
+        seconds = [max(times) for times in zip(*(found[rank][way][0] for rank in found), strict=True)]
         most = max(sum(bucket.size_bytes for bucket in case.plan(way) if bucket.sender == rank) for rank in found)
         print(
             f"  {way:12}{median(seconds):9.4f} s ({min(seconds):.4f} to {max(seconds):.4f})"
@@ -125,7 +127,8 @@ def _report(case: Case) -> None:
 
 
 def _run(case: Case, rank: int, everybody: Any, answers: Any) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible[rank] if rank < len(visible) and visible[0] else str(rank)
     os.environ |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
     is_sender = rank < case.senders
@@ -138,17 +141,25 @@ def _run(case: Case, rank: int, everybody: Any, answers: Any) -> None:
         raise
 
 
-def _timed(rounds: int, everybody: Any, update: Callable[[], None]) -> list[float]:
-    """The first one opens connections."""
-    seconds = []
-    for _ in range(1 + rounds):
-        everybody.wait(300)
-        begin = time.perf_counter()
-        update()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+def _by_turns(
+    case: Case, everybody: Any, updates: Mapping[str, Callable[[], None]], after_first: Callable[[], str] = str
+) -> dict[str, tuple[list[float], str]]:
+    """Of each way the seconds of its updates, without the first one, which opens connections, and what `after_first`
+    gives then."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    found = {}
+    for number in range(1 + case.rounds):
+        for way in WAYS:
+            everybody.wait(300)
+            begin = time.perf_counter()
+            updates[way]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[way] += [time.perf_counter() - begin] if number else []
+            if not number:
+                found[way] = after_first()
+    everybody.wait(300)
+    return {way: (seconds[way], found[way]) for way in WAYS}
 
 
 def _send(case: Case, rank: int, everybody: Any) -> dict[str, Any]:
@@ -167,16 +178,18 @@ def _send(case: Case, rank: int, everybody: Any) -> dict[str, Any]:
     _fill(chunks)
     everybody.wait(300)
     one = Broadcast(case.group(ONE), 0, store, 300) if rank == 0 else None
-    found: dict[str, Any] = {ONE: (_timed(case.rounds, everybody, lambda: _send_alone(case, chunks, one)), "")}
-    if one is not None:
-        one.leave()
     sender = WeightSender(chunks, model, "bfloat16", case.bucket_bytes, ActorLayout.of(case.actor))
-    everybody.wait(300)
     failure = sender.join([case.group(HOLDERS)], store, 300)
     assert not failure, failure
-    found[HOLDERS] = (_timed(case.rounds, everybody, lambda: _check(sender.send(verify=False).failure)), "")
+    plan, stacked = case.plan(ONE), replace(model, fused_experts=True)
+    updates = {
+        ONE: lambda: _send_alone(chunks, stacked, plan, one),
+        HOLDERS: lambda: _check(sender.send(verify=False).failure),
+    }
+    found = _by_turns(case, everybody, updates)
     sender.leave()
-    everybody.wait(300)
+    if one is not None:
+        one.leave()
     return found
 
 
@@ -195,12 +208,12 @@ def _check(failure: str) -> None:
     assert not failure, failure
 
 
-def _send_alone(case: Case, chunks: Sequence[Any], transport: Any) -> None:
+def _send_alone(chunks: Sequence[Any], model: TrainableModel, plan: Sequence[WeightBucket], transport: Any) -> None:
     """Every tensor is gathered on rank 0, which sends it."""
     from actor.hf.export import iter_export
 
-    tensors = iter_export(chunks, replace(trainable_model(case.raw), fused_experts=True))
-    for bucket in case.plan(ONE):
+    tensors = iter_export(chunks, model)
+    for bucket in plan:
         flat = None if transport is None else transport.room(bucket)
         start = 0
         for spec in bucket.tensors:
@@ -223,14 +236,13 @@ def _receive(case: Case, reader: int, everybody: Any) -> dict[str, Any]:
         for bucket in case.plan(ONE)
         for spec in bucket.tensors
     }
-    found = {}
-    for way in WAYS:
-        plan, group = case.plan(way), case.group(way)
-        everybody.wait(300)
-        source = Broadcast(_process_groups(group, reader), device, group.in_flight_bytes)
-        found[way] = (_timed(case.rounds, everybody, lambda s=source, p=plan: _load(s, p, kept)), _sums(kept))
-        source.leave()
     everybody.wait(300)
+    plans = {way: case.plan(way) for way in WAYS}
+    sources = {way: Broadcast(_process_groups(case.group(way), reader), device, 2 * case.bucket_bytes) for way in WAYS}
+    updates = {way: partial(_load, sources[way], plans[way], kept) for way in WAYS}
+    found = _by_turns(case, everybody, updates, lambda: _sums(kept))
+    for source in sources.values():
+        source.leave()
     return found
 
 

@@ -65,6 +65,7 @@ class Broadcast:
             work.wait()
             yield flat
             del work, flat  # its memory has room for another one
+        torch.get_device_module(self._device).synchronize()  # NCCL lets the host go on before anything has come
 
     def leave(self, failure: str = "") -> None:
         self._under_way.clear()

@@ -14,14 +14,22 @@ SLOW_WEIGHTS = 'ray.environment={"RLPIPE_CHAOS_BUCKET_SECONDS": "0.5"}'
 ONE, TWO = (), ("rollout.engines=2",)
 WIDE = ("rollout.engine.tensor_parallel=2",)
 SHARED_MEMORY = ("ray.colocate=true", "ray.sleep=always")
-LAYOUTS = {"one engine": ONE, "two engines": TWO, "an engine of two processes": WIDE, "shared memory": SHARED_MEMORY}
+SENDERS = ("actor.processes=2", "actor.parallel.tensor=2")
+LAYOUTS = {
+    "one engine": ONE,
+    "two engines": TWO,
+    "an engine of two processes": WIDE,
+    "two engines and two senders": (*TWO, *SENDERS),
+    "shared memory": SHARED_MEMORY,
+}
 
 
 @pytest.fixture
 def whole(undisturbed):
-    """By layout the same run without a strike. How many engines there are and where changes nothing; an engine of two
-    processes rounds otherwise than one of one."""
-    return lambda layout: undisturbed(*LONGER, *(WIDE if LAYOUTS[layout] == WIDE else ONE))
+    """By layout the same run without a strike. How many engines there are and where changes nothing; an engine or an
+    actor of two processes rounds otherwise than one of one."""
+    rounding = {"an engine of two processes": WIDE, "two engines and two senders": SENDERS}
+    return lambda layout: undisturbed(*LONGER, *rounding.get(layout, ONE))
 
 
 @pytest.mark.slow
@@ -39,7 +47,7 @@ def test_a_drawn_schedule_leaves_the_bits_as_they_are(whole, tmp_path, layout, s
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ROLLOUT)
 @pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("layout", ["two engines", "shared memory"])
+@pytest.mark.parametrize("layout", ["two engines", "two engines and two senders", "shared memory"])
 def test_an_engine_lost_between_two_buckets_of_weights(whole, tmp_path, victim, how, layout):
     """In the update before, in the middle of it, and right after it."""
     strikes = [Strike(victim, how, "weight_sync", 2 * index + 1, seconds) for index, seconds in enumerate((0, 0.9, 2))]
