@@ -117,6 +117,15 @@ BENCHMARKS = {
         "Accuracy on held-out problems before and after; in bfloat16 the mean gap of |SGLang - Megatron| is to stay "
         "below 0.02 in each iteration.",
     ),
+    "lora_learning": (
+        "Learning with adapters",
+        "Both go on from the same policy of each seed; adapters are to end where full training does, as far as seeds "
+        "tell.",
+    ),
+    "lora_learning_hybrid": (
+        "Learning with adapters, experts included",
+        "As above, with Gated DeltaNet and an adapter for each expert.",
+    ),
     "parity": (
         "Parity",
         "Log-probabilities of sampled tokens that have to be the same, and by how many nats they differ at most.",
@@ -203,6 +212,7 @@ ARGUMENTS = {
     "whole_step_flashqla": ("whole_step", "--table", "--gdn", "flashqla", *_OF_TABLE),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
+    "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }
 """Of records that are one more way to run a benchmark: its name, and its arguments."""
 
