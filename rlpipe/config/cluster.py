@@ -63,7 +63,11 @@ class SpeedsConfig(Section):
     to be corrected from its table where a part is off. The defaults are of one H200 with 16 cores."""
 
     layers_share_of_peak: float = Field(0.333, gt=0, le=1)
-    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end."""
+    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end, of layers with experts or
+    Gated DeltaNet."""
+
+    dense_layers_share_of_peak: float = Field(0.588, gt=0, le=1)
+    """The same of layers that have neither: their products are larger, and less lies between them."""
 
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""

@@ -16,7 +16,7 @@ from rlpipe.estimate.parameters import (
     prediction_parameters,
     stage_parameters,
 )
-from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention
+from rlpipe.flops.layers import GatedDeltaNet, GroupedQueryAttention, MixtureOfExperts
 from rlpipe.flops.shape import ModelShape
 from rlpipe.flops.trained import UntrainedWork
 from rlpipe.model.description import ModelDescription
@@ -69,6 +69,13 @@ class Model:
             return stage_parameters(self.shape, self.tied, pipeline)
         share = (self.adapters.tensor, self.adapters.experts, self.adapters.whole)
         return Parameters(*(math.ceil(count / pipeline) for count in share))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no layer has experts or Gated DeltaNet."""
+        return not self.gdn_layers and not any(
+            isinstance(layer.feed_forward, MixtureOfExperts) for layer in self.shape.layers
+        )
 
     @property
     def attention_layers(self) -> list[GroupedQueryAttention]:

@@ -36,7 +36,7 @@ def plan_seconds(
 ) -> Mapping[str, float]:
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
-    training = config.actor.processes * _device_tflops(config, cluster) * _busy_share(config, lengths) * 1e12
+    training = config.actor.processes * _device_tflops(config, model, cluster) * _busy_share(config, lengths) * 1e12
     seconds = {
         "forward_backward": _training_flops(config, model, cluster, lengths) / training,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
@@ -83,16 +83,18 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
     return lengths.samples / (ranks * own) * packs / (packs + filling)
 
 
-def _device_tflops(config: Config, cluster: ClusterConfig) -> float:
+def _device_tflops(config: Config, model: Model, cluster: ClusterConfig) -> float:
     """That forward and backward passes reach on one device."""
     if not cluster.gpus:
         return cluster.speeds.cpu_tflops
     peak = peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0
     parallel = config.actor.parallel
     alone = max(parallel.tensor, parallel.context, parallel.expert, parallel.pipeline) == 1
-    share = cluster.speeds.layers_share_of_peak * (1.0 if alone else cluster.speeds.exchanging_share)
+    speeds = cluster.speeds
+    share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
+    share *= 1.0 if alone else speeds.exchanging_share
     tokens = config.actor.pack_tokens
-    return peak * share * tokens / (tokens + cluster.speeds.pack_overhead_tokens)
+    return peak * share * tokens / (tokens + speeds.pack_overhead_tokens)
 
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:
@@ -109,7 +111,7 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     step = beside + (touched + running * per_request) / (bandwidth * 1e9)
     waves = -(-lengths.samples // (engines * running))
     prompts = lengths.samples * model_flops(model.shape, [lengths.prompt_tokens], include_mtp=False).forward
-    prefill = prompts / (engines * engine.tensor_parallel * _device_tflops(config, cluster) * 1e12)
+    prefill = prompts / (engines * engine.tensor_parallel * _device_tflops(config, model, cluster) * 1e12)
     return prefill + waves * lengths.response_tokens * step
 
 

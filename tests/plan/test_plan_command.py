@@ -19,6 +19,7 @@ from rlpipe.shared.project_files import ROOT as PROJECT
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
 TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
 
 
@@ -120,15 +121,16 @@ def test_phases_are_those_that_the_run_needs():
 
 
 @pytest.mark.parametrize(
-    ("speed", "phase"),
+    ("speed", "recipe", "phase"),
     [
-        ("layers_share_of_peak", "forward_backward"),
-        ("decoding_share_of_bandwidth", "rollout"),
-        ("weight_buffers_gigabytes_per_second", "weight_sync"),
+        ("layers_share_of_peak", SEED, "forward_backward"),
+        ("dense_layers_share_of_peak", DENSE, "forward_backward"),
+        ("decoding_share_of_bandwidth", SEED, "rollout"),
+        ("weight_buffers_gigabytes_per_second", SEED, "weight_sync"),
     ],
 )
-def test_a_phase_takes_longer_where_its_part_is_slower(speed, phase):
-    cluster, config = load_cluster("local_8x141gb"), load_config(SEED)
+def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase):
+    cluster, config = load_cluster("local_8x141gb"), load_config(recipe)
     speeds = cluster.speeds.model_copy(update={speed: getattr(cluster.speeds, speed) / 2})
     slower = cluster.model_copy(update={"speeds": speeds})
     model = load_model(config.model.path)
@@ -182,7 +184,6 @@ def test_eight_billion_parameters_do_not_fit_a_laptop():
 
 
 MOE = PROJECT / "configs/recipes/qwen3_30b_a3b_dapo.yaml"
-DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
 
 
 def _answer(recipe: Path, cluster: str, *settings: str, code: int = 0) -> dict[str, Any]:
