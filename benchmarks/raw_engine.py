@@ -1,7 +1,9 @@
 """SGLang's own Engine in a Ray actor, with nothing of rollout/ but the CPU's stand-ins."""
 
 import asyncio
+import faulthandler
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.engine_launch import engine_setups
 from rollout.engine_start import checked_setup, prepare_process, sglang_arguments
 
+_STACKS = "RAW_ENGINE_STACKS"
+
 
 class RawEngine:
-    """arguments: of the engine. config: has the engine take the pool's arguments instead, and nothing else of it."""
+    """arguments: of the engine. config: has the engine take the pool's arguments instead, and nothing else of it. Its
+    scheduler writes its stacks into the file `stacks` of the policy's folder when it gets SIGUSR1."""
 
     def __init__(self, folder: str, arguments: dict[str, Any], config: Config | None, place: Placement) -> None:
         self._instance = ""
@@ -24,9 +29,13 @@ class RawEngine:
             setup = checked_setup(engine_setups(config, folder, place, f"{folder}/raw")[0])
             prepare_process(setup)
             arguments, self._instance = sglang_arguments(setup)[0], setup.instance
+        os.environ[_STACKS] = f"{folder}/stacks"
         from sglang import Engine
 
-        self._engine = Engine(**arguments)
+        class Watched(Engine):
+            run_scheduler_process_func = staticmethod(_run_scheduler)
+
+        self._engine = Watched(**arguments)
 
     def pid(self) -> int:
         return os.getpid()
@@ -59,6 +68,14 @@ class RawEngine:
         self._engine.shutdown()
         if self._instance:
             remove_files(self._instance)
+
+
+def _run_scheduler(*arguments: Any, **keywords: Any) -> None:
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    with open(os.environ[_STACKS], "w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        run_scheduler_process(*arguments, **keywords)
 
 
 async def _all(calls: list[Any]) -> list[Any]:

@@ -35,7 +35,7 @@ from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
 from raw_engine import start_raw
-from rollout_ablation import VARIANTS, ablate, through_pool
+from rollout_ablation import VARIANTS, AblationSizes, ablate, through_pool
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument(
         "--variant", choices=VARIANTS, default=next(iter(VARIANTS)), help="with --ablate: a second pool"
     )
+    parser.add_argument("--brief", action="store_true", help="with --ablate: raw SGLang and pools alone")
+    parser.add_argument("--at", type=int, nargs="+", help="with --ablate: so many of the prompts at a time")
     parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
     parser.add_argument("--quantization", choices=("fp8",), help="an engine with FP8 weights and cache, likewise")
     parser.add_argument("--policy", help="with --draft: folder of the policy")
@@ -162,9 +164,10 @@ def _ablate(
     folder: str, config: Config, sizes: Sizes, options: argparse.Namespace, places: tuple[Placement, Placement]
 ) -> None:
     requests = make_requests(options.prompts, options.tokens)
-    raw = _raw_arguments(folder, sizes, options)
     steps = _ABLATED_STEPS if options.profile else 0
-    ablate(folder, config, requests, options.tokens, options.rounds, raw, [options.variant], places, steps)
+    at_a_time = options.at or [options.prompts]
+    wanted = AblationSizes(options.tokens, options.rounds, at_a_time, options.brief, steps)
+    ablate(folder, config, requests, wanted, _raw_arguments(folder, sizes, options), [options.variant], places)
 
 
 def _shape(sizes: Sizes, hybrid_layers: int) -> dict[str, Any]:

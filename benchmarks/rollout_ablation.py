@@ -6,7 +6,6 @@ threads are looked at while they decode: a scheduler that waits for the device i
 """
 
 import asyncio
-import os
 import re
 import signal
 import statistics
@@ -36,10 +35,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """SGLang's arguments of a second pool beside the pool as it is."""
 
+_WHOLE = "raw SGLang"
 _SHORT = 4  # the long length over the short one
 _ANSWER_SECONDS = 600.0
+_PREFILL_SECONDS = 0.5
 _STACKS = 150
-_STACKS_EVERY_SECONDS = 0.02
+_STACKS_EVERY_SECONDS = 0.01
 _SHOWN = 12
 _LOOP = "event_loop_"
 _WRAPPERS = ("wrapper", "decorate_context")
@@ -54,8 +55,21 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class AblationSizes:
+    """tokens: the long length. concurrency: so many of the requests at a time. brief: raw SGLang and pools alone.
+    profiled_steps: to show by kernels, too, of raw SGLang and the pool; 0 for none."""
+
+    tokens: int
+    rounds: int
+    concurrency: Sequence[int]
+    brief: bool
+    profiled_steps: int = 0
+
+
+@dataclass(frozen=True)
 class Fitted:
-    """Of one contender: tokens per second at the long length, one step, and what a batch costs beside its steps."""
+    """Of one contender: tokens per second at the long length; of the fastest rounds one step, and what a batch costs
+    beside its steps."""
 
     tokens_per_second: tuple[float, ...]
     step_seconds: float
@@ -66,15 +80,12 @@ def ablate(
     folder: str,
     config: Config,
     requests: Sequence[GenerateRequest],
-    tokens: int,
-    rounds: int,
+    sizes: AblationSizes,
     raw_arguments: dict[str, Any],
     variants: Sequence[str],
     places: tuple[Placement, Placement],
-    profiled_steps: int = 0,
 ) -> None:
-    """Prints the table. tokens: the long length. variants: keys of `VARIANTS`. profiled_steps: to show by kernels, too,
-    of raw SGLang and the pool; 0 for none."""
+    """Prints the tables. variants: keys of `VARIANTS`."""
     raw_place, pool_place = (replace(place, gpus_per_bundle=place.gpus_per_bundle / 4) for place in places)
     with ExitStack() as opened:
         pools = {
@@ -84,17 +95,23 @@ def ablate(
             for index, (name, arguments) in enumerate([("", {}), *((one, VARIANTS[one]) for one in variants)])
         }
         raw = start_raw(raw_place, folder, raw_arguments)
-        ours = start_raw(raw_place, folder, {}, config)
+        ours = None if sizes.brief else start_raw(raw_place, folder, {}, config)
         for pool in pools.values():
             pool.wait_until_ready()
-        contenders = [*_raw_contenders(raw, ours, requests), *_pool_contenders(pools, requests)]
-        measured = _measure(contenders, tokens, rounds)
-        _report({name: _fitted(times, tokens, len(requests)) for name, times in measured.items()})
-        if profiled_steps:
-            _profile(raw, pools[""], requests, profiled_steps, Path(folder))
-        for name, pool in pools.items():
-            _print_stacks(f"pool {name}".strip(), pool, requests, tokens)
-        ray.get([raw.stop.remote(), ours.stop.remote()])
+        for count in sizes.concurrency:
+            asked = requests[:count]
+            contenders = [*_raw_contenders(raw, ours, asked), *_pool_contenders(pools, asked, sizes.brief)]
+            measured = _measure(contenders, sizes.tokens, sizes.rounds)
+            print(f"\n{count} at a time x {sizes.tokens} tokens, {sizes.rounds} rounds")
+            _report({name: _fitted(times, sizes.tokens, count) for name, times in measured.items()})
+            _print_stacks("raw SGLang", ray.get(raw.pid.remote()), Path(folder) / "stacks", contenders[0], sizes.tokens)
+            for name, pool in pools.items():
+                watched = Contender(f"pool {name}".strip(), _through(pool, asked))
+                log = Path(pool.serving()[0].setup.log_path)
+                _print_stacks(watched.name, pool.worker_pids()[0], log, watched, sizes.tokens)
+        if sizes.profiled_steps:
+            _profile(raw, pools[""], requests, sizes.profiled_steps, Path(folder))
+        ray.get([engine.stop.remote() for engine in (raw, ours) if engine is not None])
 
 
 def _with(config: Config, sglang: dict[str, Any]) -> Config:
@@ -115,19 +132,24 @@ def _raw_contenders(raw: Any, ours: Any, requests: Sequence[GenerateRequest]) ->
     def asked(engine: Any, sampling: Callable[[int], Any], **how: bool) -> Callable[[int], int]:
         return lambda tokens: ray.get(engine.generate.remote(prompts, sampling(tokens), **how))
 
+    whole = Contender(_WHOLE, asked(raw, plain))
+    if ours is None:
+        return [whole]
     return [
+        whole,
         Contender("raw, no log-probabilities", asked(raw, plain, logprobs=False)),
-        Contender("raw SGLang", asked(raw, plain)),
         Contender("raw, our sampling parameters", asked(raw, seeded)),
         Contender("raw, request by request", asked(raw, seeded, one_by_one=True)),
         Contender("raw, our arguments", asked(ours, plain)),
     ]
 
 
-def _pool_contenders(pools: dict[str, RolloutPool], requests: Sequence[GenerateRequest]) -> list[Contender]:
+def _pool_contenders(
+    pools: dict[str, RolloutPool], requests: Sequence[GenerateRequest], brief: bool
+) -> list[Contender]:
     found = []
     for name, pool in pools.items():
-        if not name:
+        if not name and not brief:
             found.append(Contender("our engine, no Ray", _inside(pool.serving()[0], requests)))
         found.append(Contender(f"pool, {name}" if name else "RolloutPool", _through(pool, requests)))
     return found
@@ -190,19 +212,23 @@ def _measure(contenders: Sequence[Contender], tokens: int, rounds: int) -> dict[
 
 def _fitted(times: dict[int, list[float]], tokens: int, requests: int) -> Fitted:
     short = min(times)
-    step = (statistics.median(times[tokens]) - statistics.median(times[short])) / (tokens - short)
+    step = (min(times[tokens]) - min(times[short])) / (tokens - short)
     rates = tuple(requests * tokens / seconds for seconds in times[tokens])
-    return Fitted(rates, step, statistics.median(times[tokens]) - tokens * step)
+    return Fitted(rates, step, min(times[tokens]) - tokens * step)
 
 
 def _report(fitted: dict[str, Fitted]) -> None:
-    print(f"{'':36}{'tokens per second':>30}{'of raw':>9}{'ms a step':>11}{'ms a batch':>12}")
-    whole = statistics.median(fitted["raw SGLang"].tokens_per_second)
+    """Beside medians the fastest rounds: what else a machine does only ever slows it."""
+    print(
+        f"{'':36}{'tokens per second':>30}{'of raw':>9}{'fastest':>10}{'of raw':>9}{'ms a step':>11}{'ms a batch':>12}"
+    )
+    whole = fitted[_WHOLE].tokens_per_second
     for name, one in fitted.items():
         rates = one.tokens_per_second
         shown = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        share = statistics.median(rates) / whole
-        print(f"{name:36}{shown:>30}{share:>9.1%}{one.step_seconds * 1e3:>11.3f}{one.fixed_seconds * 1e3:>12.0f}")
+        shares = (statistics.median(rates) / statistics.median(whole), max(rates) / max(whole))
+        times = f"{one.step_seconds * 1e3:>11.3f}{one.fixed_seconds * 1e3:>12.0f}"
+        print(f"{name:36}{shown:>30}{shares[0]:>9.1%}{max(rates):>10,.0f}{shares[1]:>9.1%}{times}", flush=True)
 
 
 def _profile(raw: Any, pool: RolloutPool, requests: Sequence[GenerateRequest], steps: int, folder: Path) -> None:
@@ -217,7 +243,7 @@ def _profile(raw: Any, pool: RolloutPool, requests: Sequence[GenerateRequest], s
     for trace in traces.values():
         trace.mkdir()
     ray.get(raw.start_profile.remote(str(traces["raw"]), steps))
-    _raw_contenders(raw, raw, requests)[1].generate(2 * steps)
+    _raw_contenders(raw, None, requests)[0].generate(2 * steps)
     _in_engine(pool.serving()[0], begin, str(traces["pool"]))
     _through(pool, requests)(2 * steps)
     for name, trace in traces.items():
@@ -225,29 +251,29 @@ def _profile(raw: Any, pool: RolloutPool, requests: Sequence[GenerateRequest], s
         print_trace(trace, steps)
 
 
-def _print_stacks(name: str, pool: RolloutPool, requests: Sequence[GenerateRequest], tokens: int) -> None:
-    """Where the scheduler's main thread is while it decodes: its log gets its stacks when it is asked by a signal."""
-    engine = pool.serving()[0]
-    schedulers = [
-        child.pid for child in psutil.Process(pool.worker_pids()[0]).children(True) if "scheduler" in child.name()
-    ]
-    log = Path(engine.setup.log_path)
-    before = log.stat().st_size
+def _print_stacks(name: str, engine: int, file: Path, contender: Contender, tokens: int) -> None:
+    """Where the main thread of the scheduler is while it decodes, which writes its stacks into `file` at a signal.
+
+    engine: the process id of the scheduler's parent.
+    """
+    children = psutil.Process(engine).children(recursive=True)
+    scheduler = next(child for child in children if "scheduler" in child.name())
+    before = file.stat().st_size
     with ThreadPoolExecutor(1) as beside:
-        answered = beside.submit(_through(pool, requests), tokens)
-        time.sleep(0.5)  # past prefill
+        answered = beside.submit(contender.generate, tokens)
+        time.sleep(_PREFILL_SECONDS)
         for _ in range(_STACKS):
             if answered.done():
                 break
-            os.kill(schedulers[0], signal.SIGUSR1)
+            scheduler.send_signal(signal.SIGUSR1)
             time.sleep(_STACKS_EVERY_SECONDS)
         answered.result()
-    places, within = _loop_frames(log.read_text(errors="replace")[before:])
+    places, within = _loop_frames(file.read_text(errors="replace")[before:])
     print(f"{name}: {sum(places.values())} looks at its scheduler while it decodes")
     for found in (places, within):
         for frame, count in found.most_common(_SHOWN):
             print(f"  {count / max(1, sum(found.values())):6.1%}  {frame}")
-        print()
+        print(flush=True)
 
 
 def _loop_frames(dump: str) -> tuple[Counter[str], Counter[str]]:

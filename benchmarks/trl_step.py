@@ -56,7 +56,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--micro-batch", type=int, default=32, help="responses of one of TRL's passes")
-    parser.add_argument("--paths", nargs="+", choices=("continuous", "generate"), default=["continuous", "generate"])
+    parser.add_argument("--paths", nargs="+", choices=("continuous", "generate"), default=["generate", "continuous"])
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     return parser.parse_args()
 
