@@ -30,7 +30,7 @@ class RawEngine:
             prepare_process(setup)
             arguments, self._instance = sglang_arguments(setup)[0], setup.instance
         os.environ[_STACKS] = f"{folder}/stacks"
-        from sglang import Engine
+        from sglang.srt.entrypoints.engine import Engine
 
         class Watched(Engine):
             run_scheduler_process_func = staticmethod(_run_scheduler)

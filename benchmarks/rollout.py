@@ -110,6 +110,7 @@ def _raw_arguments(folder: str, sizes: Sizes, options: argparse.Namespace) -> di
         "skip_server_warmup": True,
         "skip_tokenizer_init": True,
         "log_level": "warning",
+        "sleep_on_idle": True,  # without it, it takes a core from the pool while that works
     }
     return common | states | (on_gpu if torch.cuda.is_available() else on_cpu) | sizes.sglang
 

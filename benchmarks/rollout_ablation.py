@@ -30,8 +30,8 @@ from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, sglang_sampling
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "states kept while decoding": {"mamba_track_interval": 256},
-    "no prefix cache": {"disable_radix_cache": True},
+    "prefix cache": {"disable_radix_cache": False},
+    "prefix cache and kept states": {"disable_radix_cache": False, "mamba_track_interval": 256},
 }
 """SGLang's arguments of a second pool beside the pool as it is."""
 

@@ -67,7 +67,7 @@ class EngineSetup:
     `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
     `adapter`: room for one, which updates may bring beside the weights; `restart` counts the engines that were lost in
     its place; `awaits_weights` makes requests wait for an update; `later_turns`: requests come that begin with another
-    one's prompt and response.
+    one's prompt and response; `reuses_prefixes`: see `Config.reuses_prefixes`.
     """
 
     index: int
@@ -90,6 +90,7 @@ class EngineSetup:
     restart: int = 0
     awaits_weights: bool = False
     later_turns: bool = True
+    reuses_prefixes: bool = True
 
 
 def replacement(setup: EngineSetup, awaits_weights: bool) -> EngineSetup:

@@ -91,6 +91,7 @@ def _setup(
         jit=config.jit,
         warm_up=_sampling_kinds(config) if config.jit.warms_up(device == "cuda") else (),
         later_turns=not config.rollout.generate.is_single_turn,
+        reuses_prefixes=config.reuses_prefixes,
     )
 
 

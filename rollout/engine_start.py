@@ -67,7 +67,7 @@ def sglang_arguments(setup: EngineSetup) -> tuple[dict[str, Any], tuple[str, ...
     kernels, notes = _supported_kernels(setup)
     known, recurrent = server_argument_names(), kv_memory.has_recurrent_states(setup)
     steps = chosen_steps(setup.engine.draft, cleanup.engine_directory(setup.instance))
-    cache = {"disable_radix_cache": True} if kv_memory.forgets_drafted_prefixes(setup) else {}
+    cache = {"disable_radix_cache": True} if kv_memory.does_without_prefixes(setup) else {}
     return cache | server_arguments(setup, known, pools, recurrent) | kernels | steps, notes
 
 

@@ -40,9 +40,10 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     return pools_within(_needed(setup), int(room))
 
 
-def forgets_drafted_prefixes(setup: EngineSetup) -> bool:
-    """Whether the engine must do without a cache of prefixes because it drafts."""
-    return forgets_prefixes(setup.engine, describe_model(setup.model_path).architecture)
+def does_without_prefixes(setup: EngineSetup) -> bool:
+    """Whether the engine gets no cache of prefixes."""
+    architecture = describe_model(setup.model_path).architecture
+    return has_recurrent_states(setup) and forgets_prefixes(setup.engine, architecture, setup.reuses_prefixes)
 
 
 def has_recurrent_states(setup: EngineSetup) -> bool:
@@ -52,4 +53,5 @@ def has_recurrent_states(setup: EngineSetup) -> bool:
 
 def _needed(setup: EngineSetup) -> EnginePools:
     model = describe_model(setup.model_path)
-    return needed_pools(model.shape, setup.engine, model.architecture, running_slots(setup), setup.request_tokens)
+    requests, tokens = running_slots(setup), setup.request_tokens
+    return needed_pools(model.shape, setup.engine, model.architecture, requests, tokens, setup.reuses_prefixes)

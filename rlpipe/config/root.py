@@ -24,6 +24,10 @@ from rlpipe.config.run import (
 )
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
 
+_SHORT_PROMPT_SHARE = 0.25
+"""Of a response. Below it a prompt is computed again for each sample of its group, which is little beside decoding,
+rather than that every running request takes five slots for states instead of one."""
+
 
 class Config(Section):
     """All sections. `rlpipe config FILE` prints them resolved."""
@@ -86,6 +90,13 @@ class Config(Section):
         """Whether engines have to look at text, which they need the tokenizer for."""
         overrides = [one.sampling.stop for one in self.data.train] + [one.sampling.stop for one in self.eval.datasets]
         return bool(self.rollout.sampling.stop) or any(overrides) or not self.rollout.generate.is_single_turn
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether a cache of prefixes is worth its price to engines of a policy with recurrent states: conversations
+        with later turns, or prompts that are no small part of a sequence, which the samples of a group share."""
+        share = self.data.max_prompt_tokens / self.rollout.max_response_tokens
+        return not self.rollout.generate.is_single_turn or share > _SHORT_PROMPT_SHARE
 
     @property
     def sends_draft_weights(self) -> bool:

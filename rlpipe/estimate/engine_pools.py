@@ -41,10 +41,13 @@ class EnginePools:
         return (self.states or 0) * self.state_bytes
 
 
-def needed_pools(shape: ModelShape, engine: EngineConfig, architecture: str, requests: int, tokens: int) -> EnginePools:
+def needed_pools(
+    shape: ModelShape, engine: EngineConfig, architecture: str, requests: int, tokens: int, reuses_prefixes: bool = True
+) -> EnginePools:
     """For `requests` at a time of at most `tokens` each; what the configuration says itself stays.
 
-    architecture: the class that config.json names, on which SGLang's prefix cache of states depends.
+    architecture: the class that config.json names, on which SGLang's prefix cache of states depends. reuses_prefixes:
+    see `Config.reuses_prefixes`.
     """
     element = {"float32": 4, "bfloat16": 2}[engine.dtype]
     attention = [layer.mixer for layer in shape.layers if isinstance(layer.mixer, GroupedQueryAttention)]
@@ -54,7 +57,8 @@ def needed_pools(shape: ModelShape, engine: EngineConfig, architecture: str, req
     token_bytes = sum(2 * mixer.key_value_heads * mixer.head_dim * kept for mixer in (*attention, *drafting))
     shared_by = min(engine.tensor_parallel, min((mixer.key_value_heads for mixer in attention), default=1))
     state_bytes = sum(_state_bytes(mixer, element) for mixer in recurrent) // engine.tensor_parallel
-    states = engine.sglang.get("max_mamba_cache_size") or requests * states_per_request(engine, architecture)
+    per_request = states_per_request(engine, architecture, reuses_prefixes)
+    states = engine.sglang.get("max_mamba_cache_size") or requests * per_request
     verified, replayed = engine.draft.verified_tokens, engine.sglang.get("enable_linear_replayssm_spec")
     # SGLang takes room for two passes ahead (`get_alloc_reserve_per_decode`).
     ahead = 2 * max(verified, engine.draft.steps * engine.draft.branches) if verified > 1 else 0
@@ -79,16 +83,18 @@ def pools_within(needed: EnginePools, room_bytes: int) -> EnginePools:
     return replace(needed, kv_tokens=int(needed.kv_tokens * factor), states=states, fits=False)
 
 
-def forgets_prefixes(engine: EngineConfig, architecture: str) -> bool:
-    """Whether drafts cost the cache of prefixes: a state that has run ahead must not be kept. SGLang looks after that
-    for the text forms of Qwen3.5 by our patch alone (rollout/sglang_patches/state_caches.py), and nobody has seen the
-    patch keep them right beside drafts."""
-    return engine.draft.predicts and architecture.startswith("Qwen3_5") and architecture.endswith("ForCausalLM")
+def forgets_prefixes(engine: EngineConfig, architecture: str, reuses_prefixes: bool) -> bool:
+    """Whether engines of a policy with recurrent states do without a cache of prefixes: where the run does not reuse
+    them, and where drafts cost it: a state that has run ahead must not be kept. SGLang looks after that for the text
+    forms of Qwen3.5 by our patch alone (rollout/sglang_patches/state_caches.py), and nobody has seen the patch keep
+    them right beside drafts."""
+    drafts = engine.draft.predicts and architecture.startswith("Qwen3_5") and architecture.endswith("ForCausalLM")
+    return drafts or not reuses_prefixes
 
 
-def states_per_request(engine: EngineConfig, architecture: str) -> int:
+def states_per_request(engine: EngineConfig, architecture: str, reuses_prefixes: bool = True) -> int:
     """Slots for recurrent states for each running request, by SGLang's rule."""
-    if engine.sglang.get("disable_radix_cache", forgets_prefixes(engine, architecture)):
+    if engine.sglang.get("disable_radix_cache", forgets_prefixes(engine, architecture, reuses_prefixes)):
         return 1
     strategy = engine.sglang.get("mamba_radix_cache_strategy", "auto")
     if strategy == "auto":

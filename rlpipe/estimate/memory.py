@@ -202,11 +202,12 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         workspace = {}
     else:
         room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights - drafting
-        pools = pools_within(needed_pools(model.shape, engine, model.architecture, requests + 1, longest), room)
+        needed = needed_pools(model.shape, engine, model.architecture, requests + 1, longest, config.reuses_prefixes)
+        pools = pools_within(needed, room)
         workspace = {"graphs and workspace": _ENGINE_WORKSPACE}
     running = min(requests, pools.kv_tokens // longest)
     if pools.states is not None and cluster.gpus:
-        running = min(running, pools.states // states_per_request(engine, model.architecture))
+        running = min(running, pools.states // states_per_request(engine, model.architecture, config.reuses_prefixes))
     parts = {
         "parameters": weights,
         "prediction layer": drafting,

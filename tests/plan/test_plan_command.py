@@ -78,12 +78,22 @@ def test_an_engine_without_room_for_a_request_is_told():
     assert any("no room for a single request" in problem for problem in planned.problems)
 
 
-def test_recurrent_states_cap_the_requests():
-    config = load_config(SEED)
+@pytest.mark.parametrize(
+    ("overrides", "slots"),
+    [
+        ((), 1),
+        (("rollout.engine.sglang.disable_radix_cache=false",), 5),
+        (("rollout.generate.function=calculator",), 5),
+        (("data.max_prompt_tokens=4096",), 5),
+    ],
+)
+def test_recurrent_states_cap_the_requests(overrides, slots):
+    config = load_config(SEED, overrides)
     planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
     engine = planned.memory.engine
     assert engine.states is not None
-    assert engine.concurrency == min(128, engine.states // 5, engine.kv_tokens // 8448)
+    assert engine.states >= slots * engine.concurrency
+    assert engine.concurrency == min(128, engine.states // slots, engine.kv_tokens // config.longest_sequence_tokens)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rollout_models import save_hybrid
 
 from rlpipe.config.rollout import EngineConfig, GenerateConfig
 from rlpipe.estimate.engine_pools import needed_pools, pools_within
@@ -18,6 +19,7 @@ from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_environment import engine_environment
 from rollout.engine_launch import engine_setups
 from rollout.engine_usage import UsageClock
+from rollout.kv_memory import does_without_prefixes
 from rollout.model_modules import unneeded_model_modules
 from rollout.requests import EngineUsage, sample_seed
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
@@ -92,6 +94,15 @@ def test_states_are_kept_while_decoding_only_where_a_later_turn_goes_on_from_the
     assert interval(later_turns=False) > 2**20
     assert interval(later_turns=False, recurrent=False) is None
     assert interval(later_turns=False, mamba_track_interval=512) == 512
+
+
+@pytest.mark.parametrize(("reused", "absent"), [(False, True), (True, False)])
+def test_engines_with_recurrent_states_have_a_cache_of_prefixes_where_it_is_reused(
+    reused, absent, dense_folder, tmp_path
+):
+    hybrid = replace(setup_of("cuda"), model_path=save_hybrid(tmp_path / "hybrid", seed=0), reuses_prefixes=reused)
+    assert does_without_prefixes(hybrid) is absent
+    assert not does_without_prefixes(replace(hybrid, model_path=str(dense_folder)))
 
 
 @pytest.mark.parametrize(("function", "expected"), [("single_turn", False), ("calculator", True)])
