@@ -25,6 +25,7 @@ from rlpipe.shared.secret_text import Secrets
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 3
+_START_PAUSE_SECONDS = 1.0
 _REMOTE = "remote"
 _OF_THE_PROCESS = ("MemoryError", "ConfigError")
 """How errors begin that say more of a used process than of the response: no memory, a module no longer loads."""
@@ -227,8 +228,11 @@ class _Owner(threading.Thread):
                 continue
             if failure is not None:
                 request.future.set_exception(failure)
-            else:
+                continue
+            try:
                 request.future.set_result(self._grade(request))
+            except Exception as error:  # this thread is the only one that answers: its end would be waited for for ever
+                request.future.set_exception(error)
         self._end_worker()
 
     def interrupt(self) -> None:
@@ -239,10 +243,17 @@ class _Owner(threading.Thread):
 
     def _ensure_worker(self) -> ResourceError | None:
         """Have a ready process, ahead of the next request so that its start is nobody's waiting time."""
+        refusal = ""
         for _ in range(_START_ATTEMPTS):
             if self._worker is not None or self._closing.is_set():
                 return None
-            self._worker = self._start()
+            try:
+                self._worker = self._start()
+            except OSError as error:
+                refusal = str(error.strerror)
+                self._closing.wait(_START_PAUSE_SECONDS)
+                continue
+            refusal = ""
             if self._closing.is_set():  # `interrupt` may have come too early to see this process
                 return None
             try:
@@ -251,6 +262,11 @@ class _Owner(threading.Thread):
                 printed, code = self._worker.printed(), self._end_worker()
         if self._worker is not None:
             return None
+        if refusal:
+            return ResourceError(
+                f"a grading process cannot be started ({refusal}): raise the machine's limits (ulimit -n and -u), or "
+                "lower reward.workers"
+            )
         return ResourceError(
             f"a grading process ended before it was ready, {_START_ATTEMPTS} times (exit code {code}): raise "
             f"reward.memory_bytes if it lacks memory, reward.environment if it lacks a variable; it printed {printed!r}"

@@ -161,7 +161,7 @@ def _environment(ours: Mapping[str, str], variables: Sequence[str]) -> dict[str,
 def _below(pid: int) -> list[psutil.Process]:
     try:
         return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
+    except (psutil.Error, OSError):  # it has ended, or this machine has run out of what looking takes
         return []
 
 

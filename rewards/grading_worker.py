@@ -17,7 +17,7 @@ from typing import Any
 
 from rewards.grader_registry import call
 from rewards.grading_channel import WorkerChannel, reward_to_json
-from rewards.sandbox.inside.confine import forbid_signals
+from rewards.sandbox.inside.confine import forbid_reach
 from rlpipe.shared.descendants import adopt_orphans
 
 _PR_SET_PDEATHSIG = 1
@@ -39,7 +39,7 @@ def main(descriptor: int, memory_bytes: int) -> None:
     die_with_parent()
     adopt_orphans()  # so that the owner finds whatever a grader leaves behind
     if sys.platform == "linux":
-        forbid_signals(os.getppid(), os.getpgid(os.getppid()))  # the run's own process
+        forbid_reach(os.getppid(), os.getpgid(os.getppid()))  # the run's own process
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Its import takes a second: paid here, in the background, and not within a response's time limit.

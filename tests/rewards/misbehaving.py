@@ -1,6 +1,7 @@
 """Graders that do what graders must not do."""
 
 import atexit
+import ctypes
 import os
 import pickle
 import resource
@@ -209,6 +210,12 @@ def kill_the_run(response: str, label: str) -> Reward:
         os.killpg(os.getpgid(parent), signal.SIGKILL)
     elif response == "handle":
         signal.pidfd_send_signal(os.pidfd_open(parent), signal.SIGKILL)
+    elif response == "limit":
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, 3))
+    elif response == "trace":  # which stops it, and whoever traces never lets it go on
+        if ctypes.CDLL(None).ptrace(16, parent, 0, 0) != 0:
+            raise PermissionError
+        signal.pause()
     else:
         os.kill(parent, signal.SIGSTOP)
     return Reward(1.0, None, "")

@@ -147,7 +147,7 @@ def test_a_grader_cannot_end_or_stop_the_run(tmp_path: Path) -> None:
     program = (
         "import os; from rewards.grading_pool import GradingPool\n"
         "with GradingPool(timeout_seconds=5.0) as pool:\n"
-        "    ways = ['child', 'group', 'handle', 'stop']\n"
+        "    ways = ['child', 'group', 'handle', 'stop', 'limit', 'trace']\n"
         "    answers = [pool.submit(w, 'misbehaving:kill_the_run', w, str(os.getpid())).result() for w in ways]\n"
         "    print(*(answer.score for answer in answers), pool.submit('s', 'misbehaving:echo', '', '7').result().score)"
     )
@@ -155,7 +155,27 @@ def test_a_grader_cannot_end_or_stop_the_run(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, process_group=0
     )
-    assert run.stdout.split() == ["1.0", "0.0", "0.0", "0.0", "7.0"], run.stderr
+    assert run.stdout.split() == ["1.0", "0.0", "0.0", "0.0", "0.0", "0.0", "7.0"], run.stderr
+
+
+def test_a_machine_that_starts_no_process_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    """In a process of its own, which has no descriptor left."""
+    program = (
+        "import os, resource\nimport rewards.grading_pool as pools\n"
+        "from rlpipe.shared.errors import ResourceError\n"
+        "pools._START_PAUSE_SECONDS = 0.01\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 9999))\n"
+        "with pools.GradingPool(timeout_seconds=5.0) as pool:\n"
+        "    error = pool.submit('s', 'misbehaving:echo', '', '7').exception(timeout=60)\n"
+        "    print(type(error).__name__, error)\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (9999, 9999))\n"
+        "    print([pool.submit('s', 'misbehaving:echo', '', '7').exception(timeout=60) for _ in range(2)][-1])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    told, after = run.stdout.splitlines()
+    assert told.startswith("ResourceError a grading process cannot be started (Too many open files)"), run.stderr
+    assert after == "None"
 
 
 def test_an_answer_runs_no_code_where_it_is_read(pool: GradingPool, tmp_path: Path) -> None:

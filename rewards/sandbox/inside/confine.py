@@ -6,8 +6,10 @@ import struct
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 4, 22, 38, 2
 _EXECVE = {"x86_64": (59, 322), "aarch64": (221, 281)}  # execve, execveat; enter.py has refused other architectures
-# kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open: each names a process first.
-_SIGNALS = {"x86_64": (62, 234, 129, 297, 434), "aarch64": (129, 131, 138, 240, 434)}
+# kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, prlimit64: each names a process first.
+_SIGNALS = {"x86_64": (62, 234, 129, 297, 434, 302), "aarch64": (129, 131, 138, 240, 434, 261)}
+# ptrace, process_vm_readv, process_vm_writev: no grader needs them, and the process is no first argument.
+_MEMORY = {"x86_64": (101, 310, 311), "aarch64": (117, 270, 271)}
 _LOAD, _EQUAL, _ANSWER = 0x20, 0x15, 0x06
 _NUMBER, _FIRST_ARGUMENT = 0, 16
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
@@ -21,9 +23,12 @@ def forbid_execve() -> None:
     _install([*rules, (_ANSWER, 0, 0, _ALLOW)])
 
 
-def forbid_signals(process: int, group: int) -> None:
-    """To one process and its group; where the system calls of this machine are known."""
+def forbid_reach(process: int, group: int) -> None:
+    """No signals to one process and its group, no limits for it, and no tracing of any; where the system calls of this
+    machine are known."""
     rules = [(_LOAD, 0, 0, _NUMBER)]
+    for number in _MEMORY.get(os.uname().machine, ()):
+        rules += [(_EQUAL, 0, 1, number), (_ANSWER, 0, 0, _REFUSE)]
     numbers = _SIGNALS.get(os.uname().machine, ())
     for left, number in zip(range(len(numbers), 0, -1), numbers, strict=True):
         rules += [(_EQUAL, left, 0, number)]
