@@ -36,6 +36,8 @@ LAYOUTS = {
     "pp2": ({"parallel": {"pipeline": 2}}, ("tied", "gdn_moe")),
     "ep2_dp2": ({"parallel": {"expert": 2}}, ("next", "gdn_moe")),
     "dp2": ({}, ("dense",)),
+    "pp2_vpp2": ({"parallel": {"pipeline": 2, "virtual_pipeline": 2}}, ("dense",)),
+    "cp2_ep2": ({"parallel": {"context": 2, "expert": 2}}, ("gdn_moe",)),
     "pp2_mtp": ({"parallel": {"pipeline": 2}, "train_mtp": True}, ("mtp",)),
     "pp2_carried_mtp": ({"parallel": {"pipeline": 2}}, ("mtp",)),
 }
