@@ -41,7 +41,7 @@ def assert_times(values, path, factor):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_engines_hold_every_number_bit_by_bit(transfers, layout):
     path, _, received = transfers
-    first, second, _ = received[layout]
+    first, second, *_ = received[layout]
     assert_times(first, path, 1)
     assert_times(second, path, 2)
 
@@ -110,6 +110,13 @@ def test_bytes_go_from_those_that_hold_them_and_nowhere_else(lost):
         assert process["exchanges"]["broadcast", 3] == sizes[rank]
         assert process["exchanges"]["gather", 2] < total / 2
     assert not sum((process["exchanges"] for process in sent[2:4] + sent[6:]), start=sent[2]["exchanges"]).total()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_engines_ask_for_as_much_ahead_as_they_have_room_for(transfers, layout):
+    _, sent, received = transfers
+    most, largest = received[layout][3], max(bucket.size_bytes for bucket in sent[0][layout][0])
+    assert 3 * 20_000 < most <= max(5 * 20_000, largest)
 
 
 def test_buckets_respect_the_limit_unless_one_tensor_is_larger(transfers):

@@ -61,7 +61,8 @@ def send_twice(rank: int, count: int, path: Path, layouts: dict[str, Any], group
 def receive_twice(
     rank: int, count: int, path: Path, layouts: dict[str, Any], groups: dict[str, WeightGroup], senders: int
 ) -> dict[str, Any]:
-    """What an engine does: per group two updates; what the model holds after each, and the first one's checksums."""
+    """What an engine does: per group two updates; what the model holds after each, the first one's checksums, and
+    the most bytes that were under way."""
     results = {}
     for name, group in groups.items():
         engine = Engine(path, layouts[name], senders)
@@ -69,8 +70,9 @@ def receive_twice(
         sums = engine.update(verify=True).checksums
         first = engine.values()
         engine.update()
+        most = engine.source.most_bytes
         engine.leave()
-        results[name] = (first, engine.values(), sums)
+        results[name] = (first, engine.values(), sums, most)
     return results
 
 
@@ -156,8 +158,8 @@ class Engine:
         self.updater = SimpleNamespace(_model_update_group={}, get_model=lambda: self.model)
 
     def join(self, group: WeightGroup, reader: int) -> None:
-        groups = process_groups(group, reader)
-        self.updater._model_update_group["weights"] = Broadcast(groups, "cpu", group.in_flight_bytes)
+        self.source = Watched(process_groups(group, reader), "cpu", group.in_flight_bytes)
+        self.updater._model_update_group["weights"] = self.source
 
     def update(self, verify: bool = False) -> Any:
         os.environ[receiver.VERIFY_VARIABLE] = str(int(verify))
@@ -168,6 +170,16 @@ class Engine:
 
     def leave(self) -> None:
         assert receiver.leave_group(self.updater, "weights")[0]
+
+
+class Watched(Broadcast):
+    """Notes the most bytes that were asked for and not yet loaded."""
+
+    most_bytes = 0
+
+    def _begin(self, bucket: WeightBucket) -> Any:
+        self.most_bytes = max(self.most_bytes, bucket.size_bytes + sum(flat.nbytes for _, flat in self._under_way))
+        return super()._begin(bucket)
 
 
 class Model(torch.nn.Module):
