@@ -43,10 +43,29 @@ with one_sentence(debug=False), ray_cluster(config, lambda: ["; last checkpoint:
 """
 
 
-def run_script(*arguments: str) -> tuple[int, str]:
+SILENT_RAY = """
+import threading
+from rlpipe.commands.environment import set_defaults
+set_defaults()
+import ray._private.worker as worker
+from rlpipe.cli import one_sentence
+from rlpipe.config.load import load_config
+from rlpipe.training.ray_cluster import ray_cluster
+
+worker.connect = lambda *arguments, **keywords: threading.Event().wait()
+config = load_config(
+    "configs/demo/arithmetic.yaml",
+    ["ray.cpus=1", "ray.object_store_bytes=100000000", "deadlines.start_seconds=15"],
+)
+with one_sentence(debug=False), ray_cluster(config):
+    print("not reached")
+"""
+
+
+def run_script(*arguments: str, script: str = SCRIPT) -> tuple[int, str]:
     mark = uuid.uuid4().hex
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, "-c", script, *arguments],
         cwd=PROJECT,
         env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT)},
         capture_output=True,
@@ -78,3 +97,11 @@ def test_a_signal_while_ray_starts_leaves_nothing(seconds: float) -> None:
     code, output = run_script("driver", "SIGTERM", str(seconds))
     assert code == 130 or (code == -signal.SIGTERM and seconds < 2), output  # before the handler is there
     assert "SIGTERM received" not in output
+
+
+@pytest.mark.slow
+def test_ray_that_never_answers_is_not_waited_for_without_end() -> None:
+    """Its library waits in C++; here Python does in its place."""
+    code, output = run_script(script=SILENT_RAY)
+    assert code == 2 and "not reached" not in output, output
+    assert "error: ray: it started on this machine and did not answer within 30 seconds" in output
