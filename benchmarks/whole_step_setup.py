@@ -192,7 +192,7 @@ def planned_figures(estimate: Plan) -> dict[str, float]:
     needs = {need.name: float(need.total) for need in estimate.needs}
     if "GPU while the actor works" in needs:
         parts = {part: size for part, size in estimate.memory.actor.items() if part != "CUDA and NCCL"}
-        figures["actor_tensor_bytes"] = float(sum(parts.values()))
-        figures["actor_gpu_bytes"] = needs["GPU while the actor works"]
+        figures["actor_tensor_bytes"] = float(sum(parts.values()) + estimate.kept_state_bytes)
+        figures["actor_gpu_bytes"] = needs["GPU while the actor works"] + estimate.kept_state_bytes
         figures["engine_gpu_bytes"] = needs["GPU while the engine works"]
     return figures

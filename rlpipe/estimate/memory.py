@@ -39,6 +39,9 @@ _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 USED_SHARE_OF_SPARE = 0.8
 """Of the memory that engines leave free after their warm-up, what a colocated actor may hold while they generate."""
 
+STATES_RESERVE_BYTES = 4 * 2**30
+"""Device memory that optimizer states leave alone beyond what the passes take (actor/device_memory.py)."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -137,6 +140,15 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
         host=_host_parts(config, model, cluster, int(host), sum(actor.values())),
         disk=_disk_parts(config, model),
     )
+
+
+def kept_state_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
+    """Of the optimizer's states in host memory, what stays on a GPU beside the passes because there is room, so that it
+    need not be fetched: no part of what a run needs."""
+    limit = config.actor.optimizer.device_cache_gigabytes
+    room = cluster.node.gpu_memory_gigabytes * 1e9 - sum(memory.actor.values()) - STATES_RESERVE_BYTES
+    offloaded = _optimizer_bytes(config, model) * _offloaded(config) if cluster.gpus else 0.0
+    return int(max(0.0, min(offloaded, room, math.inf if limit is None else limit * 1e9)))
 
 
 def _offloaded(config: Config) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.automatic import candidates, choice_note, engine_candidates, is_automatic, with_engine_share_of
-from rlpipe.estimate.memory import Memory, Model, plan_memory
+from rlpipe.estimate.memory import Memory, Model, kept_state_bytes, plan_memory
 from rlpipe.estimate.seconds import Lengths, plan_seconds
 
 _GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
@@ -62,6 +62,11 @@ class Plan:
     def gpu_bytes(self) -> int:
         """Of one GPU, what a run may take."""
         return int(self.cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
+
+    @property
+    def kept_state_bytes(self) -> int:
+        """Of a GPU, optimizer states that stay there because there is room, beside what the actor needs."""
+        return kept_state_bytes(self.config, self.model, self.cluster, self.memory)
 
     @property
     def idle_gpus(self) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from actor import device_memory
 from rlpipe.cli import app
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import load_model
+from rlpipe.estimate.memory import STATES_RESERVE_BYTES, load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CLUSTERS
@@ -257,3 +258,20 @@ def test_a_supervised_run_has_no_engines():
     assert set(planned["seconds"]) == {"forward_backward", "optimizer"}
     assert planned["gpus_needed"] == 4 and planned["idle_gpus"] == 4
     assert [need["name"] for need in planned["memory"]] == ["actor GPU", "host memory of a node", "disk"]
+
+
+def test_optimizer_states_stay_on_a_gpu_as_far_as_there_is_room():
+    def planned(cluster, *settings):
+        config = load_config(PROJECT / "configs/recipes/qwen3_0_6b_gsm8k.yaml", settings)
+        return plan(config, load_model(config.model.path), load_cluster(cluster))
+
+    roomy = planned("local_1x141gb")
+    assert roomy.kept_state_bytes == 12 * roomy.model.parameters
+    tight = planned("local_1x24gb", "actor.recompute.granularity=none", "actor.max_tokens_per_gpu=4096")
+    assert 0 <= tight.kept_state_bytes < roomy.kept_state_bytes
+    beside = sum(tight.memory.actor.values()) + tight.kept_state_bytes + STATES_RESERVE_BYTES
+    assert tight.kept_state_bytes == 0 or beside <= tight.cluster.node.gpu_memory_gigabytes * 1e9
+    assert planned("local_1x141gb", "actor.optimizer.device_cache_gigabytes=1").kept_state_bytes == 10**9
+    assert planned("local_1x141gb", "actor.optimizer.cpu_offload_fraction=0").kept_state_bytes == 0
+    assert planned("local_cpu").kept_state_bytes == 0
+    assert STATES_RESERVE_BYTES == device_memory._RESERVE_BYTES

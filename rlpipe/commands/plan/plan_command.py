@@ -69,6 +69,7 @@ class Answer:
                 {"name": need.name, "bytes": dict(need.parts), "total_bytes": need.total, "limit_bytes": need.have}
                 for need in planned.needs
             ],
+            "kept_state_bytes": planned.kept_state_bytes,
             "engine": {
                 "kv_tokens": engine.kv_tokens,
                 "recurrent_states": engine.states,
@@ -138,6 +139,12 @@ def _memory_lines(planned: Plan) -> list[str]:
         limit = f" of {in_units(need.have)}" if need.have is not None else ""
         lines += ["", f"{need.name}: {in_units(need.total)}{limit}"]
         lines += [f"  {name:<28} {in_units(size):>10}" for name, size in need.parts.items()]
+    if planned.kept_state_bytes:
+        kept = in_units(planned.kept_state_bytes)
+        lines += [
+            "",
+            f"where there is room, {kept} of optimizer states stay on each GPU of the actor, which is quicker",
+        ]
     if planned.config.sft:
         return lines
     engine = planned.memory.engine
