@@ -78,6 +78,11 @@ BENCHMARKS = {
         "As above, with the first layers of Qwen3.5-35B-A3B's shape, and where a decoding step's time goes on the GPU. "
         "The pool is to reach 97 % of raw SGLang.",
     ),
+    "rollout_ablation": (
+        "What the pool adds to raw SGLang with a hybrid policy",
+        "The fastest rounds count, for what else a machine does only ever slows them. The pool is to reach 97 % of raw "
+        "SGLang. The looks tell whether a scheduler waits for the GPU or the GPU for it.",
+    ),
     "tune_moe": (
         "Block sizes of the experts' kernel",
         "What `rollout/moe_kernel_blocks` holds for this card, beside SGLang's choice without a file, and the floor: "
@@ -169,6 +174,11 @@ BENCHMARKS = {
         "The demo three times. Generation and training take about as long as each other, so in mode `sync` either side "
         "is idle half of the time; one iteration ahead, neither should be.",
     ),
+    "trl_step": (
+        "On a GPU, beside TRL's GRPOTrainer",
+        "Whole iterations with the shape of Qwen3-0.6B: same prompts, group size, forced length. TRL generates without "
+        "vLLM, in both ways that it has. The aim is three times its speed.",
+    ),
     "cpu_step": (
         "On a CPU, beside TRL's GRPOTrainer",
         "Same policy, prompts, group size, lengths, reward and optimizer, on the cores that both have. TRL generates "
@@ -200,6 +210,7 @@ QUESTIONS = {
     "agents": "What does an agent's turn cost the driver?",
     "agent_learning": "Does an agent at the endpoint learn as an environment does?",
     "rewards": "How many responses can be graded in a second?",
+    "trl_step": "How does it compare on a GPU?",
     "cpu_step": "How does it compare on a CPU?",
 }
 """What a reader may ask, in the order of the page."""
@@ -208,6 +219,18 @@ QUESTIONS = {
 _OF_TABLE = ("--kl", "--layers", "4", "--response-tokens", "8192")
 ARGUMENTS = {
     "rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile"),
+    "rollout_ablation": (
+        "rollout",
+        "--hybrid-layers",
+        "8",
+        "--ablate",
+        "--brief",
+        "--prompts",
+        "512",
+        "--at",
+        "128",
+        "512",
+    ),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
     "whole_step_flashqla": ("whole_step", "--table", "--gdn", "flashqla", *_OF_TABLE),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
