@@ -15,7 +15,7 @@ from rlpipe.jit_monitor import JitMonitor
 from rlpipe.jit_monitor.hooks.parallel_tuning import compiling_only
 from rlpipe.model.description import GatedDeltaNetSizes
 
-_TOTALS = (512, 500)  # FLA's convolution has a variant for multiples of 16
+_TOKENS = 512  # of any pack: no kernel has variants for lengths
 
 
 def compile_gated_delta_net(
@@ -25,31 +25,22 @@ def compile_gated_delta_net(
     if kernels.backend == "torch":
         return
     with compiling_only(monitor.recorder):
-        for total in _TOTALS:
-            _run(kernels, sizes, parallel.tensor * parallel.context, dtype, total)
+        _run(kernels, sizes, parallel.tensor * parallel.context, dtype)
     release_cached_memory()
 
 
-def _run(kernels: GdnKernels, sizes: GatedDeltaNetSizes, ranks: int, dtype: torch.dtype, total: int) -> None:
+def _run(kernels: GdnKernels, sizes: GatedDeltaNetSizes, ranks: int, dtype: torch.dtype) -> None:
     """One pack of two sequences through convolution and delta rule, with tensors laid out as in `GatedDeltaNet`."""
     device = compute_device()
-    sequences = PackedSequences(qkv_format="thd", ends=(0, total // 3, total), device=device)
+    sequences = PackedSequences(qkv_format="thd", ends=(0, _TOKENS // 3, _TOKENS), device=device)
     key_heads, value_heads = sizes.key_heads // ranks, sizes.value_heads // ranks
     keys, values = key_heads * sizes.key_dim, value_heads * sizes.value_dim
     widths = [keys, keys, values]
     projected = torch.zeros(
-        total, sum(widths) + values + 2 * value_heads, dtype=dtype, device=device, requires_grad=True
+        _TOKENS, sum(widths) + values + 2 * value_heads, dtype=dtype, device=device, requires_grad=True
     )
     weights = [torch.zeros(width, sizes.conv_width, dtype=dtype, device=device, requires_grad=True) for width in widths]
-    *mixed, rest = projected.split([*widths, values + 2 * value_heads], -1)
-    query, key, value = (kernels.convolve(part, weight, sequences) for part, weight in zip(mixed, weights, strict=True))
-    gate = rest[:, :value_heads].float()
-    out = kernels.delta_rule(
-        query.unflatten(-1, (-1, sizes.key_dim)),
-        key.unflatten(-1, (-1, sizes.key_dim)),
-        value.unflatten(-1, (-1, sizes.value_dim)),
-        -gate.exp(),
-        gate.sigmoid(),
-        sequences,
-    )
+    channels = (sizes.key_dim, sizes.value_dim)
+    query, key, value, _, beta, alpha = kernels.heads(projected, weights, channels, sequences)
+    out = kernels.delta_rule(query, key, value, -alpha.float().exp(), beta.float().sigmoid(), sequences)
     out.backward(torch.zeros_like(out))

@@ -33,6 +33,7 @@ from actor.models.policy_model import PolicyModel
 from actor.runtime import install_megatron_runtime
 from rlpipe.config.actor import ActorConfig
 from rlpipe.flops import Part, model_flops
+from rlpipe.jit_monitor import JitMonitor
 from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.shared.pack import Pack
 
@@ -67,6 +68,7 @@ def main() -> None:
     options = _options()
     sizes = ON_GPU if torch.cuda.is_available() and not options.tiny else ELSEWHERE
     os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")  # it prints among the table's lines
+    JitMonitor.install()  # the candidates of a tuning run compile together, as in a training run
     install_megatron_runtime()
     if options.eager:
         torch.compiler.set_stance("force_eager")
@@ -89,7 +91,7 @@ def main() -> None:
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
         _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
         if options.profile:
-            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)))
+            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), options.shown_share)
     leave()
 
 
@@ -99,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--packs", help="sequences x tokens, for instance 4x2048,1x8192")
     parser.add_argument("--rounds", type=int, default=5, help="timed passes of each pack")
     parser.add_argument("--profile", action="store_true", help="time by kind of kernel for each pack")
+    parser.add_argument("--shown-share", type=float, default=0.05, help="of all time, for a kernel's own line")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--tiny", action="store_true", help="small layers and packs, as on a CPU")
     return parser.parse_args()

@@ -13,9 +13,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 GROUPS = (
-    ("compiled element-wise", r"^triton_(poi|red|per)_"),
+    ("compiled element-wise", r"^triton_(poi|red|per)_|^_swiglu_gradient"),
     ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
-    ("short convolution", r"causal_conv"),
+    ("short convolution", r"causal_conv|^_convolve|^_before_(activation|convolution)"),
     (
         "Gated DeltaNet",
         r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|^kernel_kernel$|qla|gdr",
@@ -23,8 +23,8 @@ GROUPS = (
     ("softmax attention", r"flash|fmha|scaled_dot_product|dot_do_o|convert_dq"),
     ("norms", r"norm|rms|GammaBeta"),
     ("dense GEMM", r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|aten::(mm|addmm|bmm)$"),
-    ("sort", r"sort|radix|topk|bitonic|scan|cumsum"),
-    ("index and scatter", r"index|scatter|gather|embedding|masked"),
+    ("sort", r"sort|radix|topk|^_choose|bitonic|scan|cumsum"),
+    ("index and scatter", r"^_spread|index|scatter|gather|embedding|masked"),
     ("copies, casts, cat, fill", r"copy|memcpy|memset|fill|CatArray|aten::(cat|clone|zero_)$"),
     (
         "element-wise and sums",

@@ -134,21 +134,16 @@ class GatedDeltaNet(MegatronModule):
 
     def _mix(self, x: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
         """The token mixer over whole sequences and this rank's heads: [T, channels / CP] -> [T, values / CP]."""
-        size = self.context_group.size()
-        widths = [width // size for width in self.section_widths()]
-        *mixed, z, beta, alpha = x.split(widths, -1)
-        # One after another, so that each comes out whole: the delta rule would copy them out of a joint tensor.
-        query, key, value = (
-            self.kernels.convolve(part, weight, sequences)
-            for part, weight in zip(mixed, self._own_conv_weights(), strict=True)
+        query, key, value, z, beta, alpha = self.kernels.heads(
+            x, self._own_conv_weights(), (self.key_dim, self.value_dim), sequences
         )
         decay = -self._own_heads(self.A_log).float().exp() * F.softplus(
             alpha.float() + self._own_heads(self.dt_bias).float()
         )
         out = self.kernels.delta_rule(
-            query.unflatten(-1, (-1, self.key_dim)),
-            key.unflatten(-1, (-1, self.key_dim)),
-            value.unflatten(-1, (-1, self.value_dim)),
+            query,
+            key,
+            value,
             decay,
             beta.float().sigmoid(),
             sequences,

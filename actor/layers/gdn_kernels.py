@@ -1,4 +1,4 @@
-"""The two kernels of Gated DeltaNet behind one interface, with three backends.
+"""What Gated DeltaNet computes between its projections, behind one interface, with three backends.
 
 `torch` runs everywhere and is the reference; `fla` (flash-linear-attention's Triton kernels) and `flashqla` (TileLang,
 SM90 and newer) need CUDA and are imported only when chosen. All take key heads unrepeated: value head j belongs to key
@@ -7,7 +7,7 @@ head j // (value heads / key heads).
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from actor.layers.gdn_backend import GdnBackend
-from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
-from actor.layers.norm import UnitRows
+from actor.layers.gdn_torch import chunked_delta_rule, projected_heads
 from actor.layers.packed import PackedSequences
 from rlpipe.shared.errors import ActorError
 
 logger = logging.getLogger(__name__)
 
-Convolution = Callable[[torch.Tensor, torch.Tensor, PackedSequences], torch.Tensor]
+Heads = Callable[[torch.Tensor, Sequence[torch.Tensor], tuple[int, int], PackedSequences], tuple[torch.Tensor, ...]]
 DeltaRule = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PackedSequences], torch.Tensor
 ]
@@ -32,14 +31,16 @@ DeltaRule = Callable[
 class GdnKernels:
     """backend: the name of what runs.
 
-    convolve(x [T, c], weight [c, width], sequences) -> silu(depthwise causal convolution) [T, c], contiguous; no token
-        sees another sequence. `x` may be some columns of a wider tensor.
+    heads(projected [T, c], weights, (K, V), sequences) -> query, key [T, HK, K], value [T, HV, V], z [T, HV x V], beta
+        and alpha [T, HV]: the columns of `projected` in this order. weights: [channels, width] of query, key and value,
+        which pass a depthwise causal convolution, where no token sees another sequence, and SiLU; each head of queries
+        and keys is then divided by its norm.
     delta_rule(query, key [T, HK, K], value [T, HV, V], decay [T, HV] float32 (log space, <= 0), beta [T, HV] float32,
-        sequences) -> [T, HV, V]; queries and keys are L2-normalized inside, queries scaled by K ** -0.5.
+        sequences) -> [T, HV, V]; queries and keys are of length one, queries are scaled by K ** -0.5 inside.
     """
 
     backend: str
-    convolve: Convolution
+    heads: Heads
     delta_rule: DeltaRule
 
 
@@ -56,7 +57,7 @@ def load_kernels(backend: GdnBackend) -> GdnKernels:
 
 
 def _torch_kernels() -> GdnKernels:
-    return GdnKernels("torch", causal_convolution, chunked_delta_rule)
+    return GdnKernels("torch", projected_heads, chunked_delta_rule)
 
 
 def _require(package: str, backend: str) -> Any:
@@ -82,7 +83,7 @@ def _fla_kernels() -> GdnKernels:
         sequences: PackedSequences,
     ) -> torch.Tensor:
         out, _ = rule(
-            *_batch_of_one(_unit_heads(query), _unit_heads(key), value),
+            *_batch_of_one(query, key, value),
             g=decay.unsqueeze(0),
             beta=beta.unsqueeze(0),
             cu_seqlens=sequences.ends_tensor,
@@ -90,7 +91,7 @@ def _fla_kernels() -> GdnKernels:
         )
         return out.squeeze(0)
 
-    return GdnKernels("fla", _fla_convolution("fla"), delta_rule)
+    return GdnKernels("fla", _fused_heads, delta_rule)
 
 
 def _flashqla_kernels() -> GdnKernels:
@@ -108,35 +109,23 @@ def _flashqla_kernels() -> GdnKernels:
             *_batch_of_one(query, key, value),
             decay.unsqueeze(0),
             beta.unsqueeze(0),
-            use_qk_l2norm_in_kernel=True,
             cu_seqlens=sequences.ends_tensor,
         )
         return out.squeeze(0)
 
-    return GdnKernels("flashqla", _fla_convolution("flashqla"), delta_rule)
+    return GdnKernels("flashqla", _fused_heads, delta_rule)
 
 
-def _fla_convolution(backend: str) -> Convolution:
-    os.environ["FLA_FLASH_QLA"] = "0"
-    convolution = _require("fla.modules.convolution", backend).causal_conv1d
+def _fused_heads(
+    projected: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    channels: tuple[int, int],
+    sequences: PackedSequences,
+) -> tuple[torch.Tensor, ...]:
+    from actor.layers.gdn_inputs import ProjectedHeads
 
-    def convolve(x: torch.Tensor, weight: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
-        out, _ = convolution(
-            x.unsqueeze(0),
-            weight.contiguous(),
-            activation="silu",
-            cu_seqlens=sequences.ends_tensor,
-            cu_seqlens_cpu=sequences.ends_tensor_host,
-        )
-        return out.squeeze(0)
-
-    return convolve
-
-
-def _unit_heads(x: torch.Tensor) -> torch.Tensor:
-    """[T, heads, d], each head's channels divided by their norm."""
-    unit: torch.Tensor = UnitRows.apply(x.reshape(-1, x.shape[-1]))
-    return unit.view(x.shape)
+    heads: tuple[torch.Tensor, ...] = ProjectedHeads.apply(projected, *weights, sequences.places, *channels)
+    return heads
 
 
 def _batch_of_one(*tensors: torch.Tensor) -> list[torch.Tensor]:

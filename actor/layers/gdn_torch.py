@@ -1,10 +1,11 @@
-"""Gated DeltaNet's kernels in plain torch: the short convolution and the chunked gated delta rule.
+"""Gated DeltaNet's kernels in plain torch: the heads after the short convolution, and the chunked gated delta rule.
 
 Per head and token, with state S [K, V]:  S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q.
 The chunked form (Yang et al. 2024, arXiv:2412.06464, section 3.3) turns 64 tokens into matrix products, with the WY
 representation of their product of Householder-like steps from one unit-triangular solve.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -28,6 +29,28 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, sequences: PackedS
         visible = torch.from_numpy(positions >= back).to(x.device)
         out = out + torch.where(visible[:, None], shifted, 0) * weight[:, width - 1 - back]
     return F.silu(out)
+
+
+def projected_heads(
+    projected: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    channels: tuple[int, int],
+    sequences: PackedSequences,
+) -> tuple[torch.Tensor, ...]:
+    """See `GdnKernels.heads`."""
+    *mixed, z, beta, alpha = split_sections(projected, weights)
+    query, key, value = (
+        causal_convolution(part, weight, sequences).unflatten(-1, (-1, width))
+        for part, weight, width in zip(mixed, weights, (channels[0], *channels), strict=True)
+    )
+    return unit_heads(query), unit_heads(key), value, z, beta, alpha
+
+
+def split_sections(projected: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Columns of query, key, value, z, beta and alpha; z is as wide as value, and the last two share what is left."""
+    widths = [len(weight) for weight in weights]
+    heads = (projected.shape[1] - sum(widths) - widths[2]) // 2
+    return projected.split([*widths, widths[2], heads, heads], -1)
 
 
 @dataclass(frozen=True)
@@ -71,8 +94,8 @@ def chunked_delta_rule(
     plan = plan_chunks(sequences.ends, value.device)
     share = value.shape[1] // key.shape[1]
     # [chunks, key heads, value heads per key head (1 for q and k), 64, channels]
-    q = _to_chunks(_unit(query) * query.shape[-1] ** -0.5, plan, 1)
-    k = _to_chunks(_unit(key), plan, 1)
+    q = _to_chunks(query.float() * query.shape[-1] ** -0.5, plan, 1)
+    k = _to_chunks(key.float(), plan, 1)
     v = _to_chunks(value.float(), plan, share)
     b = _to_chunks(beta.unsqueeze(-1), plan, share)
     g = _to_chunks(decay.unsqueeze(-1), plan, share).cumsum(-2)
@@ -111,9 +134,10 @@ def _scan(
     return torch.cat(outputs)[torch.argsort(order)]
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+def unit_heads(x: torch.Tensor) -> torch.Tensor:
+    """[..., channels] divided by their norm, which is taken in float32."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 def _to_chunks(x: torch.Tensor, plan: ChunkPlan, share: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Norms for every place of the model: RMSNorm, and rows of length one."""
+"""RMSNorm for every place of the model."""
 
 from typing import Any
 
@@ -41,38 +41,3 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def zero_centered_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """The same with the weight stored as its difference from one."""
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + 1.0, epsilon).to(x.dtype)
-
-
-class UnitRows(torch.autograd.Function):
-    """x / |x| over the last dimension, [n, width]. Keeps what it returns and not `x`: the kernels that come after it
-    keep the same tensor.
-
-    FLA's own normalization is tuned anew, 25 candidates in each direction, for every 65,536 rows that a pack has more.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        unit, inverse = unit_rows(x)
-        ctx.save_for_backward(unit, inverse)
-        return unit
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        unit, inverse = ctx.saved_tensors
-        return unit_rows_gradient(gradients[0].contiguous(), unit, inverse)
-
-
-@fused
-def unit_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """x / sqrt(|x|^2 + 1e-6) in `x`'s dtype, and the float32 [n, 1] that it was multiplied by. x: [n, width]."""
-    wide = x.float()
-    inverse = torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
-    return (wide * inverse).to(x.dtype), inverse
-
-
-@fused
-def unit_rows_gradient(gradient: torch.Tensor, unit: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """Of `unit_rows`, from what it returned: (gradient - (gradient . unit) unit) x inverse."""
-    wide, direction = gradient.float(), unit.float()
-    along = (wide * direction).sum(-1, keepdim=True)
-    return ((wide - along * direction) * inverse).to(unit.dtype)

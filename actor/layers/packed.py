@@ -69,6 +69,12 @@ class PackedSequences(PackedSeqParams):
         return torch.tensor(self.ends, dtype=torch.int32)
 
     @cached_property
+    def places(self) -> torch.Tensor:
+        """int32 [T] on the device: the index of each of the pack's tokens within its sequence."""
+        lengths = np.diff(np.asarray(self.ends))
+        return self._tensor(np.arange(self.total_tokens) - np.repeat(self.ends[:-1], lengths), torch.int32)
+
+    @cached_property
     def to_global(self) -> torch.Tensor:
         """int64 [T]: picks the pack's order out of the ranks' shards laid one after another."""
         shards = [zigzag_rows(self.ends, self.cp_size, rank) for rank in range(self.cp_size)]

@@ -17,9 +17,10 @@ _TRITON_MULTIPLE = 16
 def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
     """Packs of one, two, three and many sequences; those of many have every length class, the largest pack first.
 
-    FlashQLA's block size follows from the number of sequences, variants of FLA's short convolution from whether the
-    tokens of a pack are a multiple of 16. Length classes are halves of the capacity down to 2,048 tokens. Tokens are
-    random, so that experts are chosen about evenly; advantages alternate in sign.
+    FlashQLA's block size follows from the number of sequences, and Triton has a variant of a kernel that takes the
+    tokens of a pack for those that are a multiple of 16, unless it is told not to. Length classes are halves of the
+    capacity down to 2,048 tokens. Tokens are random, so that experts are chosen about evenly; advantages alternate in
+    sign.
     """
     generator = np.random.default_rng(0)
     lengths = _length_classes(limits)

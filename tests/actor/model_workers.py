@@ -29,7 +29,7 @@ from actor.hf.load_weights import load_hf
 from actor.hf.policy_folder import save_hf
 from actor.layers.context_parallel import gather_tokens
 from actor.layers.gdn_kernels import load_kernels
-from actor.layers.gdn_torch import chunked_delta_rule
+from actor.layers.gdn_torch import chunked_delta_rule, unit_heads
 from actor.layers.packed import PackedSequences, pack_to_device
 from actor.models.build_model import build_model, reduce_replicated_gradients
 from actor.models.policy_model import PolicyModel, head_weight
@@ -287,7 +287,8 @@ def gdn_kernel_errors(rank: int, count: int) -> dict[str, float]:
     decay, beta = -draw(6).abs(), draw(6).sigmoid()
     inputs = [x.requires_grad_() for x in (query, key, value, decay, beta)]
     upstream = draw(6, 12)
-    out = chunked_delta_rule(*inputs, PackedSequences(ends=ends))
+    unit = [unit_heads(x) for x in inputs[:2]]
+    out = chunked_delta_rule(*unit, *inputs[2:], PackedSequences(ends=ends))
     exact = _recurrence(*(x.double() for x in inputs), ends=ends)
     pairs = {"output": (out, exact)}
     ours, theirs = (torch.autograd.grad((x * upstream).sum(), inputs) for x in (out, exact))
@@ -307,16 +308,11 @@ def gdn_backend_calls(rank: int, count: int) -> dict[str, Any]:
     def rule(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
         answer["shapes"] = [tuple(x.shape) for x in (query, key, value, options["g"], options["beta"])]
         answer["options"] = sorted(options)
-        answer["unit_rows"] = all(torch.allclose(x.norm(dim=-1), torch.ones(()), atol=1e-3) for x in (query, key))
         answer["dtype"] = str(options["cu_seqlens"].dtype)
         return value, None
 
-    def convolution(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
-        return x, None
-
-    modules = {"fla": {}, "fla.ops": {}, "fla.modules": {}}
+    modules = {"fla": {}, "fla.ops": {}}
     modules["fla.ops.gated_delta_rule"] = {"chunk_gated_delta_rule": rule}
-    modules["fla.modules.convolution"] = {"causal_conv1d": convolution}
     for name, content in modules.items():
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(content)
@@ -325,7 +321,6 @@ def gdn_backend_calls(rank: int, count: int) -> dict[str, Any]:
     q, v, g = torch.ones(10, 2, 8), torch.ones(10, 6, 8), torch.ones(10, 6)
     answer["backend"] = kernels.backend
     answer["output"] = tuple(kernels.delta_rule(q, q, v, g, g, sequences).shape)
-    answer["convolved"] = tuple(kernels.convolve(torch.ones(10, 5), torch.ones(5, 4), sequences).shape)
     answer["flash_qla"] = os.environ["FLA_FLASH_QLA"]
     for name in modules:
         del sys.modules[name]

@@ -53,9 +53,8 @@ def test_the_fla_backend_gets_unrepeated_heads_and_host_lengths(messages):
     assert answer["backend"] == "fla"
     assert answer["shapes"] == [(1, 10, 2, 8), (1, 10, 2, 8), (1, 10, 6, 8), (1, 10, 6), (1, 10, 6)]
     assert answer["options"] == ["beta", "cu_seqlens", "cu_seqlens_cpu", "g"]
-    assert answer["unit_rows"]
     assert answer["dtype"] == "torch.int32"
-    assert (answer["output"], answer["convolved"]) == ((10, 6, 8), (10, 5))
+    assert answer["output"] == (10, 6, 8)
     assert answer["flash_qla"] == "0"
 
 

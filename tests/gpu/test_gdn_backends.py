@@ -9,8 +9,9 @@ import torch
 
 from actor.layers.gdn_backend import choose_gdn_backend
 from actor.layers.gdn_kernels import load_kernels
-from actor.layers.gdn_torch import causal_convolution, chunked_delta_rule
+from actor.layers.gdn_torch import chunked_delta_rule, projected_heads, unit_heads
 from actor.layers.packed import PackedSequences
+from rlpipe.jit_monitor import JitMonitor
 from rlpipe.model.description import GatedDeltaNetSizes
 from rlpipe.shared.errors import RlpipeError
 
@@ -61,7 +62,14 @@ def test_the_delta_rule_and_its_gradients_are_those_of_plain_torch(backend, pack
     def run(rule, inputs):
         leaves = [one.detach().requires_grad_() for one in inputs]
         query, key, value, decay, beta = leaves
-        out = rule(query, key, value, -decay.float().exp() * 0.2, beta.float().sigmoid(), _sequences(ends))
+        out = rule(
+            unit_heads(query),
+            unit_heads(key),
+            value,
+            -decay.float().exp() * 0.2,
+            beta.float().sigmoid(),
+            _sequences(ends),
+        )
         return out, torch.autograd.grad((out.float() * upstream).sum(), leaves)
 
     out, gradients = run(kernels.delta_rule, narrow)
@@ -71,23 +79,45 @@ def test_the_delta_rule_and_its_gradients_are_those_of_plain_torch(backend, pack
         assert _relative(found, right) < 0.03, name
 
 
-@pytest.mark.parametrize("backend", ["fla", "flashqla"])
-def test_the_convolution_and_its_gradients_are_those_of_plain_torch(backend):
-    kernels = _kernels(backend)
-    sequences = _sequences(PACKS["several"])
+@pytest.mark.parametrize("pack", PACKS)
+def test_the_heads_and_their_gradients_are_those_of_plain_torch(pack):
+    """Both backends take them from the same kernels. The projection's columns are not a multiple of 16 bytes."""
+    kernels, sequences = _kernels("fla"), _sequences(PACKS[pack])
+    tokens = PACKS[pack][-1]
     torch.manual_seed(0)
-    x = torch.randn(1200, 256, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(256, 4, device="cuda", dtype=torch.bfloat16)
-    upstream = torch.randn(1200, 256, device="cuda")
+    projected = torch.randn(tokens, 2 * 4 * 128 + 2 * 8 * 96 + 2 * 8 + 2, device="cuda", dtype=torch.bfloat16)[:, 1:-1]
+    weights = [torch.randn(width, 4, device="cuda", dtype=torch.bfloat16) for width in (512, 512, 768)]
+    shapes = ((4, 128), (4, 128), (8, 96), (768,), (8,), (8,))
+    upstream = [torch.randn(tokens, *shape, device="cuda") for shape in shapes]
 
-    def run(convolve, *inputs):
+    def run(heads, *inputs):
         leaves = [one.detach().requires_grad_() for one in inputs]
-        out = convolve(*leaves, sequences)
-        return [out, *torch.autograd.grad((out.float() * upstream).sum(), leaves)]
+        outputs = heads(leaves[0], leaves[1:], (128, 96), sequences)
+        loss = sum((out.float() * direction).sum() for out, direction in zip(outputs, upstream, strict=True))
+        return [*outputs, *torch.autograd.grad(loss, leaves)]
 
-    exact = run(causal_convolution, x.float(), weight.float())
-    for found, right in zip(run(kernels.convolve, x, weight), exact, strict=True):
+    exact = run(projected_heads, projected.float(), *(one.float() for one in weights))
+    for found, right in zip(run(kernels.heads, projected, *weights), exact, strict=True):
+        assert found.shape == right.shape
         assert _relative(found, right) < 0.01
+
+
+def test_heads_of_packs_of_other_lengths_compile_nothing():
+    kernels = _kernels("fla")
+    weights = [torch.randn(width, 4, device="cuda", dtype=torch.bfloat16) for width in (64, 64, 128)]
+
+    def run(tokens: int) -> None:
+        projected = torch.randn(tokens, 388, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        sum(out.sum() for out in kernels.heads(projected, weights, (64, 64), _sequences((0, tokens)))).backward()
+
+    run(96)
+    monitor = JitMonitor.install()
+    try:
+        for tokens in (1, 77, 300, 4096, 70_000):
+            run(tokens)
+        assert not [event for event in monitor.drain().events if event.compiled]
+    finally:
+        monitor.uninstall()
 
 
 def test_fla_is_not_replaced_by_flashqla():

@@ -46,7 +46,7 @@ def _gdn(backend: Literal["auto", "torch", "fla", "flashqla"]) -> dict[str, Any]
 
     from actor.layers.gdn_backend import choose_gdn_backend
     from actor.layers.gdn_kernels import load_kernels
-    from actor.layers.gdn_torch import chunked_delta_rule
+    from actor.layers.gdn_torch import chunked_delta_rule, unit_heads
     from actor.layers.packed import PackedSequences
     from rlpipe.model.description import GatedDeltaNetSizes
     from rlpipe.shared.errors import RlpipeError
@@ -67,9 +67,10 @@ def _gdn(backend: Literal["auto", "torch", "fla", "flashqla"]) -> dict[str, Any]
     inputs = [torch.randn(256, *shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
     query, key, value, decay, beta = inputs
     gates = -decay.float().exp(), beta.float().sigmoid()
-    out = kernels.delta_rule(query, key, value, *gates, sequences)
+    heads = unit_heads(query), unit_heads(key), value
+    out = kernels.delta_rule(*heads, *gates, sequences)
     out.float().square().mean().backward()
-    expected = chunked_delta_rule(query, key, value, *gates, sequences)
+    expected = chunked_delta_rule(*heads, *gates, sequences)
     error = float((out - expected).detach().float().norm() / expected.detach().float().norm())
     gradients = [tensor.grad for tensor in inputs]
     if error > 0.02 or not all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients):
