@@ -2,22 +2,42 @@
 
 Megatron's dispatcher turns the choices into dense [tokens, experts] maps and back with `masked_select`, which waits for
 the device in every layer, adds rows up with atomic operations one element at a time, and splits and joins all rows
-again where a single rank already has them in order. Here a row's place comes from one sort of the choices, both
-directions gather, and on a single rank nothing is moved twice and no length is read from the device.
+again where a single rank already has them in order. Here a row's place comes from one sort of the choices, every row
+is written once in either direction, and on a single rank nothing is moved twice and no length is read from the device.
 """
 
 import torch
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from actor.layers.expert_rows import SpreadRows, SumRows, sort_by_expert
+from actor.layers.expert_rows import SpreadRows, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.gated_mlp import GatedMlp, SharedExpert
 
 
-def install_dispatch(model: torch.nn.Module) -> None:
-    """Let every layer with experts of `model` use this module's dispatcher; its router must be a `ReplayRouter`."""
+def install_feed_forward(model: torch.nn.Module) -> None:
+    """Let MLPs of `model` be those of `gated_mlp`, and layers with experts use this module's dispatcher.
+
+    Their router must be a `ReplayRouter`.
+    """
     for module in model.modules():
         if isinstance(module, MoELayer):
+            module.__class__ = ExpertsLayer
             module.token_dispatcher.__class__ = TopKDispatcher
+            if module.shared_experts is not None:
+                module.shared_experts.__class__ = SharedExpert
+        elif type(module) is MLP:
+            module.__class__ = GatedMlp
+
+
+class ExpertsLayer(MoELayer):
+    """Adds the routed experts and the one of every token in one kernel."""
+
+    def postprocess(
+        self, output: torch.Tensor, shared_expert_output: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> torch.Tensor:
+        """output: [t x k, h], of the routed experts; shared_expert_output: see `SharedExpert`."""
+        return self.token_dispatcher.combine_beside(output, shared_expert_output)
 
 
 class TopKDispatcher(MoEAlltoAllTokenDispatcher):
@@ -32,13 +52,12 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
         """
         self.hidden_shape = hidden_states.shape
         self.probs = probs
-        chosen = torch.zeros(len(routing_map), self.num_experts, dtype=torch.bool, device=routing_map.device)
-        self.tokens_per_expert = self.preprocess(chosen.scatter_(1, routing_map, True))
+        order, self._rows, counts = sort_by_expert(routing_map, self.num_experts)
+        self.tokens_per_expert = self.preprocess(counts.unsqueeze(0))  # it sums the rows of its argument
         if self._ranks > 1:
             self.tokens_per_expert = self._maybe_dtoh_and_synchronize("before_permutation_1", self.tokens_per_expert)
-        self._order, self._rows = sort_by_expert(routing_map)
         tokens = hidden_states.view(-1, hidden_states.shape[-1])
-        return SpreadRows.apply(tokens, self._order, self._rows), probs.flatten().index_select(0, self._order)
+        return SpreadRows.apply(tokens, self._rows), probs.flatten().index_select(0, order)
 
     def dispatch_postprocess(
         self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor
@@ -52,9 +71,12 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
         """The experts' rows in the order in which they came from the ranks."""
         return super().combine_preprocess(hidden_states) if self._ranks > 1 else hidden_states
 
-    def combine_postprocess(self, permutated_local_input_tokens: torch.Tensor) -> torch.Tensor:
-        """[t x k, h], weighted by the experts -> their sum for each token, shaped as the layer's input."""
-        return SumRows.apply(permutated_local_input_tokens, self._order, self._rows).view(self.hidden_shape)
+    def combine_beside(self, rows: torch.Tensor, shared: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        """[t x k, h], weighted by the experts -> their sum for each token and `shared`, shaped as the layer's input."""
+        if shared is None:
+            return SumRows.apply(rows, self._rows).view(self.hidden_shape)
+        output, logits = (x.flatten(0, -2) for x in shared)
+        return SumRowsBeside.apply(rows, self._rows, output, logits).view(self.hidden_shape)
 
     @property
     def _ranks(self) -> int:

@@ -1,6 +1,6 @@
 """Rows of tokens sorted by expert, their products with the experts' weights, and the way back.
 
-Both directions gather, so gradients need no atomic additions.
+Every row has one place and every token knows its rows, so gradients need no atomic additions.
 """
 
 from typing import Any
@@ -11,54 +11,104 @@ import torch.nn.functional as F
 from actor.layers.fusion import fused
 
 
-def sort_by_expert(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the choices [t, k]: (order, rows), both int64.
+def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the choices [t, k] among so many experts: (order, rows, counts), all int64.
 
     order: [t x k], the choice (token x k + slot) in each row after sorting. rows: [t, k], the row of each choice.
+    counts: [experts], rows of each expert.
     """
-    order = chosen.flatten().to(torch.int16).argsort(stable=True)
+    sorted_experts, order = chosen.flatten().to(torch.int16).sort(stable=True)
     places = torch.arange(len(order), device=order.device)
-    return order, torch.empty_like(order).scatter_(0, order, places).view(chosen.shape)
+    rows = torch.empty_like(order).scatter_(0, order, places).view(chosen.shape)
+    every = torch.arange(experts, dtype=torch.int16, device=order.device)
+    ends = torch.searchsorted(sorted_experts, every, right=True)
+    return order, rows, ends.diff(prepend=ends.new_zeros(1))
 
 
 @fused
 def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """For each token the sum of its rows, in float32. rows: [n, h]; places: int64 [t, k]; returns [t, h]."""
+    return _sum(rows, places).to(rows.dtype)
+
+
+@fused
+def sum_rows_beside(
+    rows: torch.Tensor, places: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+) -> torch.Tensor:
+    """The same plus `shared` [t, h] x sigmoid(`logits` [t, 1])."""
+    return (_sum(rows, places) + shared * torch.sigmoid(logits.float())).to(rows.dtype)
+
+
+def _sum(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     # Addends written out: of a sum over a dimension the compiler makes a reduction that reads rows across.
     first, *others = places.unbind(1)
     total = rows.index_select(0, first).float()
     for column in others:
         total = total + rows.index_select(0, column)
-    return total.to(rows.dtype)
+    return total
+
+
+@fused
+def gated_gradients(gradient: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of `shared` and `logits` in `sum_rows_beside`."""
+    gate = torch.sigmoid(logits.float())
+    along = (gradient.float() * shared).sum(-1, keepdim=True)
+    return (gradient * gate).to(shared.dtype), (along * gate * (1 - gate)).to(logits.dtype)
+
+
+def spread_rows(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Each token once for each of its rows. tokens: [t, h]; rows: int64 [t, k]; returns [t x k, h]."""
+    if tokens.is_cuda:
+        from actor.layers.triton_kernels import spread
+
+        return spread(tokens, rows)
+    out = tokens.new_empty(rows.numel(), tokens.shape[1])
+    return out.index_copy_(0, rows.flatten(), tokens.repeat_interleave(rows.shape[1], 0))
 
 
 class SpreadRows(torch.autograd.Function):
     """Each token once for each of its experts: [t, h] -> [t x k, h] in the order of `sort_by_expert`."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, order: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows)
-        return tokens.index_select(0, order // rows.shape[1])
+        return spread_rows(tokens, rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (rows,) = ctx.saved_tensors
-        return sum_rows(gradients[0].contiguous(), rows), None, None
+        return sum_rows(gradients[0].contiguous(), rows), None
 
 
 class SumRows(torch.autograd.Function):
     """The inverse way: [t x k, h] -> [t, h]."""
 
     @staticmethod
-    def forward(ctx: Any, expert_rows: torch.Tensor, order: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(order)
-        ctx.experts_per_token = rows.shape[1]
+    def forward(ctx: Any, expert_rows: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
         return sum_rows(expert_rows, rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (order,) = ctx.saved_tensors
-        return gradients[0].index_select(0, order // ctx.experts_per_token), None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return spread_rows(gradients[0], rows), None
+
+
+class SumRowsBeside(torch.autograd.Function):
+    """`SumRows`, and beside it the expert that every token passes; see `sum_rows_beside`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, expert_rows: torch.Tensor, rows: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(rows, shared, logits)
+        return sum_rows_beside(expert_rows, rows, shared, logits)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, shared, logits = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        return spread_rows(gradient, rows), None, *gated_gradients(gradient, shared, logits)
 
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

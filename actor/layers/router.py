@@ -26,6 +26,9 @@ class ReplayRouter(TopKRouter):
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights, choices): float32 and int64, both [tokens, experts per token]; see `expert_dispatch`."""
         scores = logits.flatten(0, -2)
+        if self.config.normalize_top_k and self.routes is None:
+            # The softmax over the chosen logits is that over all of them, normalized over the chosen.
+            return NormalizedChoice.apply(scores, self.topk)
         if not self.config.normalize_top_k:
             scores = scores.softmax(-1, dtype=torch.float32)
         if self.routes is None:
@@ -34,7 +37,6 @@ class ReplayRouter(TopKRouter):
             chosen = self.routes.to(torch.int64)
             weights = scores.gather(1, chosen)
         if self.config.normalize_top_k:
-            # The softmax over the chosen logits is that over all of them, normalized over the chosen.
             weights = weights.softmax(-1, dtype=torch.float32)
         return weights, chosen
 
@@ -59,6 +61,34 @@ class Logits(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradients[0].to(x.dtype)
         return gradient @ weight, gradient.t() @ x if ctx.needs_input_grad[1] else None
+
+
+class NormalizedChoice(torch.autograd.Function):
+    """(softmax of the highest `count` logits, which they are), both [t, count]. logits: float32 [t, experts]."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        weights, chosen = _choose(logits, count)
+        ctx.save_for_backward(weights, chosen)
+        ctx.mark_non_differentiable(chosen)
+        ctx.experts = logits.shape[1]
+        return weights, chosen
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        weights, chosen = ctx.saved_tensors
+        gradient = gradients[0] * weights
+        gradient = gradient - weights * gradient.sum(-1, keepdim=True)
+        return gradient.new_zeros(len(weights), ctx.experts).scatter_(1, chosen, gradient), None
+
+
+def _choose(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    if logits.is_cuda:
+        from actor.layers.triton_kernels import choose
+
+        return choose(logits, count)
+    values, chosen = logits.topk(count)
+    return values.softmax(-1), chosen
 
 
 def install_replay(layer: TransformerLayer, layer_index: int) -> None:

@@ -9,7 +9,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.utils import unwrap_model
 
 from actor.head import response_logprobs
-from actor.layers.expert_dispatch import install_dispatch
+from actor.layers.expert_dispatch import install_feed_forward
 from actor.layers.lora import HeadLora, LoraColumnLinear
 from actor.layers.packed import PackInputs
 from actor.layers.rope import cos_sin, inverse_frequencies
@@ -53,7 +53,7 @@ class PolicyModel(GPTModel):
         self.lora: LoraConfig | None = None
         self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
-        install_dispatch(self)
+        install_feed_forward(self)
         for layer in self.decoder.layers:
             if isinstance(layer.mlp, MoELayer):
                 install_replay(layer, layer.layer_number - 1)

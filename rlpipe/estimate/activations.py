@@ -86,11 +86,12 @@ def _gdn_elements(mixer: GatedDeltaNet, fused: bool) -> int:
 def _feed_forward_bytes(
     part: FeedForward, hidden_size: int, tokens: Tokens, actor: ActorConfig, element_bytes: int, fused: bool
 ) -> int:
+    gated = 3 if fused else 4  # gate and up, their product, and without fusion silu(gate)
     if isinstance(part, DenseFeedForward):
-        return 5 * part.intermediate_size // actor.parallel.tensor * tokens.inside * element_bytes
+        return gated * part.intermediate_size // actor.parallel.tensor * tokens.inside * element_bytes
     kept = 3 if fused else 5
     routed = part.experts_per_token * (hidden_size + kept * part.expert_intermediate_size) * tokens.between
     routed += 2 * hidden_size * tokens.between
-    shared = 5 * part.shared_intermediate_size // actor.parallel.tensor * tokens.inside
+    shared = gated * part.shared_intermediate_size // actor.parallel.tensor * tokens.inside
     router = 3 * part.experts * tokens.between * _FLOAT32
     return (routed + shared) * element_bytes + router

@@ -2,7 +2,8 @@
 
 import torch
 
-from actor.layers.expert_rows import SpreadRows, SumRows, sort_by_expert
+from actor.layers.expert_rows import SpreadRows, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.router import NormalizedChoice
 
 TOKENS, EXPERTS, PER_TOKEN = 9, 5, 3
 
@@ -13,19 +14,47 @@ def _chosen() -> torch.Tensor:
 
 def test_rows_are_sorted_by_expert_and_then_by_token():
     chosen = _chosen()
-    order, rows = sort_by_expert(chosen)
+    order, rows, counts = sort_by_expert(chosen, EXPERTS + 1)
     pairs = [(int(chosen.flatten()[choice]), int(choice) // PER_TOKEN) for choice in order]
     assert pairs == sorted(pairs)
+    assert torch.equal(counts, torch.bincount(chosen.flatten(), minlength=EXPERTS + 1))
     assert torch.equal(order[rows.flatten()], torch.arange(TOKENS * PER_TOKEN))
 
 
 def test_spreading_and_summing_are_each_others_gradients():
-    order, rows = sort_by_expert(_chosen())
+    order, rows, _ = sort_by_expert(_chosen(), EXPERTS)
     tokens = torch.randn(TOKENS, 4, dtype=torch.float64, requires_grad=True)
-    spread = SpreadRows.apply(tokens, order, rows)
+    spread = SpreadRows.apply(tokens, rows)
     assert torch.equal(spread, tokens[order // PER_TOKEN])
-    summed = SumRows.apply(spread, order, rows)
+    summed = SumRows.apply(spread, rows)
     torch.testing.assert_close(summed, PER_TOKEN * tokens, atol=1e-6, rtol=1e-6)  # summed in float32
     weights = torch.randn(TOKENS, 4, dtype=torch.float64)
     (summed * weights).sum().backward()
     torch.testing.assert_close(tokens.grad, PER_TOKEN * weights, atol=1e-6, rtol=1e-6)
+
+
+def test_the_expert_of_every_token_joins_the_sum_with_its_gate():
+    _, rows, _ = sort_by_expert(_chosen(), EXPERTS)
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((TOKENS * PER_TOKEN, 4), (TOKENS, 4), (TOKENS, 1))
+    routed, shared, logits = inputs = [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+    found = SumRowsBeside.apply(routed, rows, shared, logits)
+    wanted = routed[rows].sum(1) + shared * logits.sigmoid()
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn(TOKENS, 4, generator=generator)
+    pairs = zip(*(torch.autograd.grad((one * weights).sum(), inputs) for one in (found, wanted)), strict=True)
+    for gradient, right in pairs:
+        torch.testing.assert_close(gradient, right)
+
+
+def test_the_weights_of_chosen_experts_are_the_normalized_softmax_over_all():
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(TOKENS, EXPERTS, generator=generator).requires_grad_()
+    weights, chosen = NormalizedChoice.apply(logits, PER_TOKEN)
+    highest, wanted = logits.softmax(-1).topk(PER_TOKEN)
+    right = highest / highest.sum(-1, keepdim=True)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights, right)
+    upstream = torch.randn(TOKENS, PER_TOKEN, generator=generator)
+    gradients = [torch.autograd.grad((one * upstream).sum(), logits)[0] for one in (weights, right)]
+    torch.testing.assert_close(*gradients)

@@ -10,11 +10,21 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU: elsewhere nothing is compiled", allow_module_level=True)
 
 from actor.layers.attention import gate_output
-from actor.layers.expert_rows import sort_by_expert, sum_rows
-from actor.layers.experts import weighted_swiglu
+from actor.layers.expert_rows import (
+    SpreadRows,
+    SumRows,
+    SumRowsBeside,
+    gated_gradients,
+    sort_by_expert,
+    spread_rows,
+    sum_rows,
+    sum_rows_beside,
+)
 from actor.layers.gated_delta_net import gated_rms_norm
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
+from actor.layers.router import NormalizedChoice
+from actor.layers.swiglu import product_of, swiglu, weighted_product_of, weighted_swiglu
 
 ROWS = (96, 300, 77, 1024)
 
@@ -25,7 +35,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def _choices(rows: int) -> torch.Tensor:
     chosen = torch.rand(rows, 16, device="cuda").argsort(-1)[:, :2]
-    return sort_by_expert(chosen)[1]
+    return sort_by_expert(chosen, 16)[1]
 
 
 CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[Any, ...]]]] = {
@@ -35,7 +45,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[Any, .
         gated_rms_norm,
         lambda rows: (_random(rows, 4, 64), _random(rows, 800)[:, 100:356].unflatten(-1, (4, 64)), _random(64), 1e-6),
     ),
-    "weighted_swiglu": (weighted_swiglu, lambda rows: (_random(rows, 512), torch.rand(rows, 1, device="cuda"))),
+    "product_of": (product_of, lambda rows: (_random(rows, 512),)),
+    "weighted_product_of": (weighted_product_of, lambda rows: (_random(rows, 512), torch.rand(rows, 1, device="cuda"))),
     "rotate": (rotate, lambda rows: (_random(rows, 4, 128), _random(rows, 2, 1, 32))),
     "gate_output": (gate_output, lambda rows: (_random(rows, 4, 128), _random(rows, 4, 128))),
     "sum_rows": (sum_rows, lambda rows: (_random(2 * rows, 256), _choices(rows))),
@@ -73,3 +84,71 @@ def test_other_numbers_of_rows_compile_nothing(name):
     with torch.compiler.set_stance("fail_on_recompile"):
         for rows in ROWS:
             function(*make(rows))
+
+
+@pytest.mark.parametrize("width", [256, 6144])
+def test_spread_rows_are_those_of_plain_torch_and_have_its_gradients(width):
+    for tokens in (1, 300):
+        rows, values = _choices(tokens), _random(tokens, width).requires_grad_()
+        found = spread_rows(values.detach(), rows)
+        assert torch.equal(found.cpu(), spread_rows(values.detach().cpu(), rows.cpu()))
+        direction = torch.randn_like(found)
+        (gradient,) = torch.autograd.grad(SpreadRows.apply(values, rows), values, direction)
+        assert torch.equal(gradient, sum_rows(direction, rows))
+        summed = SumRows.apply(direction.requires_grad_(), rows)
+        (gradient,) = torch.autograd.grad(summed, direction, torch.ones_like(summed))
+        assert torch.equal(gradient, torch.ones_like(gradient))
+
+
+def test_the_sum_beside_the_shared_expert_has_the_gradients_of_plain_torch():
+    tokens = 300
+    places = _choices(tokens)
+    arguments = [_random(2 * tokens, 256), _random(tokens, 256), _random(tokens, 1)]
+    narrow = [one.clone().requires_grad_() for one in arguments]
+    wide = [one.float().requires_grad_() for one in arguments]
+    found = SumRowsBeside.apply(narrow[0], places, *narrow[1:])
+    wanted = wide[0][places].sum(1) + wide[1] * wide[2].sigmoid()
+    direction = torch.randn_like(wanted)
+    found.backward(direction.to(found.dtype))
+    wanted.backward(direction)
+    assert _relative(found, wanted.detach()) < 5e-3
+    for one, exact in zip(narrow, wide, strict=True):
+        assert _relative(one.grad, exact.grad) < 1e-2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for rows in ROWS:
+            shared, logits = _random(rows, 256), _random(rows, 1)
+            gradient = sum_rows_beside(_random(2 * rows, 256), _choices(rows), shared, logits)
+            gated_gradients(gradient, shared, logits)
+
+
+@pytest.mark.parametrize("experts", [256, 60])
+def test_chosen_experts_and_their_weights_are_those_of_plain_torch(experts):
+    for tokens in (1, 300):
+        logits = torch.randn(tokens, experts, device="cuda", requires_grad=True)
+        weights, chosen = NormalizedChoice.apply(logits, 6)
+        values, wanted = logits.topk(6)
+        assert torch.equal(chosen, wanted)
+        torch.testing.assert_close(weights, values.softmax(-1))
+        direction = torch.randn_like(weights)
+        (found,) = torch.autograd.grad(weights, logits, direction)
+        (right,) = torch.autograd.grad(values.softmax(-1), logits, direction)
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("width", [512, 768, 9728])
+def test_swiglu_has_the_gradients_of_plain_torch(width):
+    for rows in (1, 300):
+        gate_up, weights, direction = _random(rows, 2 * width), torch.rand(rows, 1, device="cuda"), _random(rows, width)
+
+        def run(function, *inputs, direction=direction):
+            leaves = [one.detach().requires_grad_() for one in inputs]
+            out = function(*leaves)
+            return out, *torch.autograd.grad(out, leaves, direction.to(out.dtype))
+
+        for found, exact in (
+            (run(swiglu, gate_up), run(product_of.__wrapped__, gate_up.float())),
+            (run(weighted_swiglu, gate_up, weights), run(weighted_product_of.__wrapped__, gate_up.float(), weights)),
+        ):
+            for one, right in zip(found, exact, strict=True):
+                assert one.shape == right.shape
+                assert _relative(one, right) < 5e-3

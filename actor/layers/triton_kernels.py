@@ -1,0 +1,136 @@
+"""Triton kernels between matrix products. Imported only on a GPU: who calls them has the same in plain torch."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def spread(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Each token's channels to all of its rows. tokens: [t, h]; rows: int64 [t, k]; returns [t x k, h].
+
+    Reading each token once is what a gather in the rows' order cannot do: an expert's tokens lie all over the pack.
+    """
+    tokens = tokens.contiguous()
+    count, per_token = rows.shape
+    out = tokens.new_empty(rows.numel(), tokens.shape[1])
+    columns = min(4096, triton.next_power_of_2(tokens.shape[1]))
+    if count:
+        _spread[(count,)](tokens, rows, out, WIDTH=tokens.shape[1], PER_TOKEN=per_token, COLUMNS=columns)
+    return out
+
+
+@triton.jit
+def _spread(tokens, rows, out, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        channel = start + tl.arange(0, COLUMNS)
+        values = tl.load(tokens + token * WIDTH + channel, mask=channel < WIDTH)
+        for slot in tl.static_range(PER_TOKEN):
+            row = tl.load(rows + token * PER_TOKEN + slot)
+            tl.store(out + row * WIDTH + channel, values, mask=channel < WIDTH)
+
+
+_ROUTED_TOKENS = 16
+
+
+def choose(logits: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest `per_token` logits of each token, highest first, and their softmax.
+
+    logits: float32 [t, experts]; returns (weights float32, choices int64), both [t, per_token].
+    """
+    tokens, experts = logits.shape
+    logits = logits.contiguous()
+    weights = logits.new_empty(tokens, per_token)
+    chosen = torch.empty_like(weights, dtype=torch.int64)
+    if tokens:
+        _choose[(triton.cdiv(tokens, _ROUTED_TOKENS),)](
+            logits,
+            weights,
+            chosen,
+            tokens,
+            experts,
+            PER_TOKEN=per_token,
+            SLOTS=triton.next_power_of_2(per_token),
+            ROWS=_ROUTED_TOKENS,
+            COLUMNS=triton.next_power_of_2(experts),
+        )
+    return weights, chosen
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _choose(
+    logits, weights, chosen, tokens, experts,
+    PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    expert, slot = tl.arange(0, COLUMNS), tl.arange(0, SLOTS)
+    inside = (token < tokens)[:, None] & (expert < experts)[None, :]
+    left = tl.load(logits + token[:, None] * experts + expert[None, :], mask=inside, other=float("-inf"))
+    values = tl.full((ROWS, SLOTS), float("-inf"), tl.float32)
+    indices = tl.zeros((ROWS, SLOTS), tl.int64)
+    for found in tl.static_range(PER_TOKEN):
+        highest, index = tl.max(left, 1, return_indices=True)
+        values = tl.where(slot[None, :] == found, highest[:, None], values)
+        indices = tl.where(slot[None, :] == found, index[:, None], indices)
+        left = tl.where(expert[None, :] == index[:, None], float("-inf"), left)
+    powers = tl.exp(values - tl.max(values, 1)[:, None])
+    at = token[:, None] * PER_TOKEN + slot[None, :]
+    kept = (token < tokens)[:, None] & (slot < PER_TOKEN)[None, :]
+    tl.store(weights + at, powers / tl.sum(powers, 1)[:, None], mask=kept)
+    tl.store(chosen + at, indices, mask=kept)
+
+
+def swiglu_gradient(
+    gradient: torch.Tensor, gate_up: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of silu(gate) x up (x weight). gradient: [n, width]; gate_up: [n, 2 x width]; weights: float32 [n, 1].
+
+    Returns the gradients of `gate_up` and of `weights` (of no meaning without them).
+    """
+    gradient, gate_up = gradient.contiguous(), gate_up.contiguous()
+    count, width = gradient.shape
+    inner = torch.empty_like(gate_up)
+    outer = gradient.new_empty(count, 1, dtype=torch.float32)
+    columns = min(2048, triton.next_power_of_2(width))
+    rows = max(1, 2048 // columns)
+    if count:
+        _swiglu_gradient[(triton.cdiv(count, rows),)](
+            gradient,
+            gate_up,
+            outer if weights is None else weights,
+            inner,
+            outer,
+            count,
+            WIDTH=width,
+            WEIGHTED=weights is not None,
+            ROWS=rows,
+            COLUMNS=columns,
+        )
+    return inner, outer
+
+
+@triton.jit(do_not_specialize=["count"])
+def _swiglu_gradient(
+    gradient, gate_up, weights, inner, outer, count,
+    WIDTH: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    exists = row < count
+    along = tl.zeros((ROWS,), tl.float32)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        kept = exists[:, None] & (column < WIDTH)[None, :]
+        gates = row[:, None] * (2 * WIDTH) + column[None, :]
+        upstream = tl.load(gradient + row[:, None] * WIDTH + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        gate = tl.load(gate_up + gates, mask=kept, other=0.0).to(tl.float32)
+        up = tl.load(gate_up + gates + WIDTH, mask=kept, other=0.0).to(tl.float32)
+        share = tl.sigmoid(gate)
+        activated = gate * share
+        if WEIGHTED:
+            along += tl.sum(upstream * activated * up, 1)
+            upstream = upstream * tl.load(weights + row, mask=exists, other=0.0)[:, None]
+        slope = share + activated * (1.0 - share)
+        tl.store(inner + gates, (upstream * up * slope).to(inner.dtype.element_ty), mask=kept)
+        tl.store(inner + gates + WIDTH, (upstream * activated).to(inner.dtype.element_ty), mask=kept)
+    if WEIGHTED:
+        tl.store(outer + row, along, mask=exists)
