@@ -63,6 +63,18 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
     return (normed * F.silu(gate.float())).to(x.dtype)
 
 
+@fused
+def log_decay(alpha: torch.Tensor, a_log: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """-exp(a_log) x softplus(alpha + bias) in float32. alpha: [t, heads]; a_log, bias: [heads]."""
+    return -a_log.float().exp() * F.softplus(alpha.float() + bias.float())
+
+
+@fused
+def opened(gate: torch.Tensor) -> torch.Tensor:
+    """sigmoid(gate) in float32. gate: [t, heads]."""
+    return gate.float().sigmoid()
+
+
 class GatedDeltaNet(MegatronModule):
     """Parameters named and laid out as in Megatron's own GatedDeltaNet (in_proj holds q, k, v, z, beta, alpha).
 
@@ -137,15 +149,13 @@ class GatedDeltaNet(MegatronModule):
         query, key, value, z, beta, alpha = self.kernels.heads(
             x, self._own_conv_weights(), (self.key_dim, self.value_dim), sequences
         )
-        decay = -self._own_heads(self.A_log).float().exp() * F.softplus(
-            alpha.float() + self._own_heads(self.dt_bias).float()
-        )
+        decay = log_decay(alpha, self._own_heads(self.A_log), self._own_heads(self.dt_bias))
         out = self.kernels.delta_rule(
             query,
             key,
             value,
             decay,
-            beta.float().sigmoid(),
+            opened(beta),
             sequences,
         )
         return self.out_norm(out, z.unflatten(-1, (-1, self.value_dim))).flatten(1)

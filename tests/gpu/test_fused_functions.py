@@ -20,7 +20,7 @@ from actor.layers.expert_rows import (
     sum_rows,
     sum_rows_beside,
 )
-from actor.layers.gated_delta_net import gated_rms_norm
+from actor.layers.gated_delta_net import gated_rms_norm, log_decay, opened
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
 from actor.layers.router import NormalizedChoice
@@ -47,6 +47,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[Any, .
     ),
     "product_of": (product_of, lambda rows: (_random(rows, 512),)),
     "weighted_product_of": (weighted_product_of, lambda rows: (_random(rows, 512), torch.rand(rows, 1, device="cuda"))),
+    "log_decay": (log_decay, lambda rows: (_random(rows, 800)[:, 100:132], _random(32), _random(32))),
+    "opened": (opened, lambda rows: (_random(rows, 800)[:, 100:132],)),
     "rotate": (rotate, lambda rows: (_random(rows, 4, 128), _random(rows, 2, 1, 32))),
     "gate_output": (gate_output, lambda rows: (_random(rows, 4, 128), _random(rows, 4, 128))),
     "sum_rows": (sum_rows, lambda rows: (_random(2 * rows, 256), _choices(rows))),
