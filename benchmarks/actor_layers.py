@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from kernel_groups import kernel_times, print_groups
+from layer_floors import layer_floors
 from layer_shapes import hybrid_config
 
 from actor.device import compute_device, device_name, synchronize
@@ -79,11 +80,12 @@ def main() -> None:
     policy = _policy(config, actor)
     shape = describe_model(config).shape
     ceiling = _ceiling_tflops(sizes)
+    copied = _copied_bytes()
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
     compiled = torch.cuda.is_available() and not options.eager
     print(f"Gated DeltaNet on {_gdn_backend(policy)}; element-wise functions {'compiled' if compiled else 'eager'}")
-    print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product)")
+    print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product), copying {copied / 1e12:.2f} TB/s")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
     for lengths in _lengths(options.packs or sizes.packs):
         inputs = pack_to_device(_pack(lengths), compute_device())
@@ -91,6 +93,7 @@ def main() -> None:
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
         _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
         if options.profile:
+            print(layer_floors(shape, lengths, ceiling * 1e12, copied).line())
             print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), options.shown_share)
     leave()
 
@@ -185,6 +188,20 @@ def _ceiling_tflops(sizes: Sizes) -> float:
 
     products(3)
     return 10 * 2 * side**3 / min(_seconds(lambda: products(10)) for _ in range(3)) / 1e12
+
+
+def _copied_bytes() -> float:
+    """Bytes a second, read and written, of copying a tensor that no cache holds."""
+    source = torch.empty(2**29 if torch.cuda.is_available() else 2**24, dtype=torch.bfloat16, device=compute_device())
+    target = torch.empty_like(source)
+
+    def copies(count: int) -> None:
+        for _ in range(count):
+            target.copy_(source)
+        synchronize()
+
+    copies(3)
+    return 10 * 2 * source.numel() * source.element_size() / min(_seconds(lambda: copies(10)) for _ in range(3))
 
 
 def _report(lengths: tuple[int, ...], measured: Measured, tera_flops: float, ceiling: float) -> None:

@@ -4,6 +4,7 @@ The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random w
 
     python benchmarks/long_context.py                                          one GPU, 65,536 and 131,072 tokens
     python benchmarks/long_context.py --gpus 2 --context 2 --tokens 262144     two GPUs share each sequence
+    python benchmarks/long_context.py actor.gdn_backend=flashqla               the same with other settings
     python benchmarks/long_context.py --tiny --tokens 256                      a CPU
 
 TFLOP/s and MFU count the causal half of attention (docs/flops.md).

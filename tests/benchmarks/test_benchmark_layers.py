@@ -54,3 +54,21 @@ def test_kernels_are_counted_under_their_kind(_benchmarks, kernel, group):
     from kernel_groups import group_of
 
     assert group_of(kernel) == group
+
+
+def test_floors_count_the_products_of_the_model_and_what_lies_between_them(_benchmarks):
+    from layer_floors import layer_floors
+    from layer_shapes import hybrid_config
+
+    from rlpipe.flops import Part, model_flops
+    from rlpipe.model.model_reader import describe_model
+
+    shape, lengths = describe_model(hybrid_config(8, 1024, tiny=False)).shape, (8192,) * 4
+    floors = layer_floors(shape, lengths, product_flops=800e12, copy_bytes=4e12)
+    flops = 3 * sum(work.forward for part, work in model_flops(shape, lengths).parts if part is not Part.HEAD)
+    assert floors.total - floors.between == pytest.approx(flops / 800e12)
+    assert floors.grouped == pytest.approx(3 * 8 * 32768 * 6 * 8 * 2048 * 512 / 800e12)
+    assert floors.attention == pytest.approx(3 * 2 * 2 * 16 * 256 * 4 * 8192**2 / 800e12)
+    assert 0.01 < floors.between < 0.1
+    twice = layer_floors(shape, lengths * 2, product_flops=800e12, copy_bytes=4e12)
+    assert twice.between == pytest.approx(2 * floors.between)
