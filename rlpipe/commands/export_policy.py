@@ -8,7 +8,13 @@ from pathlib import Path
 from rlpipe.config.load import load_config
 from rlpipe.model.hub import model_folder
 from rlpipe.monitoring.run_directory import RunDirectory
-from rlpipe.shared.checkpoint_folder import checked_state, checkpoint_path, complete_checkpoints, stateless_checkpoints
+from rlpipe.shared.checkpoint_folder import (
+    checked_state,
+    checkpoint_path,
+    complete_checkpoints,
+    iteration_of,
+    stateless_checkpoints,
+)
 from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, ResourceError
 from rlpipe.shared.policy_facts import is_saved_policy
 
@@ -81,18 +87,14 @@ def _checkpoint(directory: RunDirectory, iteration: int | None) -> Path:
         if damaged := [path for path in stateless_checkpoints(directory.checkpoints) if path > found[-1]]:
             raise DamagedCheckpointError(
                 f"{damaged[-1]} has no state.json; for an older one give its iteration, as in "
-                f"{directory.path}@{_iteration_of(found[-1])}"
+                f"{directory.path}@{iteration_of(found[-1])}"
             )
         return found[-1]
     wanted = checkpoint_path(directory.checkpoints, iteration)
     if wanted not in found:
-        there = ", ".join(map(_iteration_of, found))
+        there = ", ".join(str(iteration_of(path)) for path in found)
         raise CheckpointError(f"{directory.checkpoints}: no checkpoint of iteration {iteration}; there are {there}")
     return wanted
-
-
-def _iteration_of(checkpoint: Path) -> str:
-    return str(int(checkpoint.name.rpartition("_")[2]))
 
 
 def _check_disk(source: Path, output: Path) -> None:

@@ -31,6 +31,11 @@ def checkpoint_path(directory: Path, iteration: int) -> Path:
     return directory / f"iteration_{iteration:08d}"
 
 
+def iteration_of(final: Path) -> int:
+    """Of which iteration the checkpoint with this name is."""
+    return int(final.name.rpartition("_")[2])
+
+
 def partial_path(final: Path) -> Path:
     """The name that a checkpoint has while it is written."""
     return final.with_name(f".{final.name}.partial")

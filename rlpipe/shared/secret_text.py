@@ -16,10 +16,13 @@ _NAMES = (
 _SECRET_KEY = re.compile(rf"(?:^|[^a-z])(?:\w*_)?(?:{_NAMES}|secret\w*)$", re.IGNORECASE)
 # Tokens of a language model, not ones that open something.
 _NO_SECRET_KEY = re.compile(r"(?:^|_)(?:per|pad|eos|bos|unk|sep|cls|mask|stop)_token$", re.IGNORECASE)
-_URL_USER = re.compile(r"(\w+://)([^/@\s'\"]+)@")
+# Text is as long as whoever wrote it liked, so a search begins where a run of letters does, and not at each letter.
+_URL_USER = re.compile(r"((?<!\w)\w+://)([^/@\s'\"]+)@")
 _URL_PARAMETER = re.compile(rf"([?&][\w.-]*(?:{_NAMES})=)([^&\s#'\"]+)", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    rf"(\b[\w.-]*(?:{_NAMES})['\"]?\s*[:=]\s*)('[^']*'|\"[^\"]*\"|(?:Bearer\s+)?[^\s,;&'\"()\[\]{{}}]+)", re.IGNORECASE
+    rf"((?<![\w.-])[\w.-]*(?:{_NAMES})['\"]?\s*[:=]\s*)"
+    r"('[^']*'|\"[^\"]*\"|(?:Bearer\s+)?[^\s,;&'\"()\[\]{}]+)",
+    re.IGNORECASE,
 )
 _BEARER = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}")
 _SHORTEST_VALUE = 8

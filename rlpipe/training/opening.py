@@ -18,6 +18,7 @@ from rlpipe.shared.atomic_file import write_atomically
 from rlpipe.shared.checkpoint_folder import (
     checked_state,
     complete_checkpoints,
+    iteration_of,
     latest_checkpoint,
     named_checkpoint,
     read_state,
@@ -67,6 +68,7 @@ def open_run_directory(config: Config, opening: Opening, fingerprint: str, say: 
             if opening.resume:
                 changes = _allowed_changes(directory, config, opening)
                 _choose_checkpoint(directory, opening, fingerprint, say)
+                _say_if_nothing_is_left(directory, config, say)
                 _keep_configuration(directory, config, changes, say)
                 yield directory
             else:
@@ -201,6 +203,12 @@ def _choose_checkpoint(directory: RunDirectory, opening: Opening, fingerprint: s
     for newer in complete_checkpoints(folder):
         if chosen is not None and newer > chosen:
             say(f"{newer.name} is newer than {chosen.name}, and kept as {set_aside(newer, 'superseded')}")
+
+
+def _say_if_nothing_is_left(directory: RunDirectory, config: Config, say: Say) -> None:
+    newest = latest_checkpoint(directory.checkpoints)
+    if newest is not None and iteration_of(newest) >= config.run.iterations:
+        say(f"{newest.name} is all that run.iterations = {config.run.iterations} asks for: raise it to train on")
 
 
 def _newest_whole_state(folder: Path, say: Say) -> dict[str, Any]:

@@ -207,6 +207,13 @@ def test_no_policy_is_exported_from_other_bytes_than_were_written(saved, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_that_is_done_is_said_to_be(saved, tmp_path):
+    said = []
+    with _open(_config(tmp_path, run={"iterations": 2}), _RESUME, said=said):
+        pass
+    assert said[0] == "iteration_00000002 is all that run.iterations = 2 asks for: raise it to train on"
+
+
 def test_resume_from_a_named_checkpoint_sets_newer_ones_aside(saved, tmp_path):
     said = []
     with _open(_config(tmp_path), Opening(resume=True, checkpoint="1"), said=said) as directory:

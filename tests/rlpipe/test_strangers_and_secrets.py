@@ -164,3 +164,11 @@ def test_a_traceback_shows_no_secret() -> None:
 def _is_loopback(address: str) -> bool:
     found = ipaddress.ip_address(address)
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", ["x", "a.", "a-", "?a", "token ", "a://", "_token_", "Bearer "])
+def test_long_text_takes_no_longer_than_its_length(text: str) -> None:
+    """Of a model: a search that begins again at each letter would take an hour."""
+    long = text * (2**20 // len(text))
+    assert Secrets().hide(long + " https://user:password@host").endswith(" https://<hidden>@host")
