@@ -204,11 +204,8 @@ _MODEL = [
     Defect(
         "weights of the chosen experts are not normalised",
         "actor/layers/router.py",
-        "        if self.config.normalize_top_k:\n"
-        "            # The softmax over the chosen logits is that over all of them, normalized over the chosen.\n"
-        "            weights = weights.softmax(-1, dtype=torch.float32)",
-        "        if self.config.normalize_top_k:\n"
-        "            weights = scores.softmax(-1, dtype=torch.float32).gather(1, chosen)",
+        "    return values.softmax(-1), chosen",
+        "    return logits.softmax(-1).gather(1, chosen), chosen",
         "actor/test_parity_transformers.py::test_logprobs_and_gradients_equal_transformers",
     ),
     Defect(
@@ -414,15 +411,22 @@ _ROLLOUT = [
     Defect(
         "a bucket of weights stays stale",
         "rollout/weights/receiver.py",
-        "                source.loader.load(model,",
-        "                (source.loader.load if number != 1 else (lambda *_: None))(model,",
+        "            self._loader.load(self._model,",
+        "            (self._loader.load if self._taken != 1 else (lambda *_: None))(self._model,",
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
+    ),
+    Defect(
+        "an engine that comes back samples with the weights of the model's folder",
+        "rollout/fleet.py",
+        "waits = self._holds_sent_weights or engine.setup.awaits_weights",
+        "waits = engine.setup.awaits_weights",
+        "rollout/test_rollout_healing.py::test_an_engine_that_starts_while_weights_are_sent_awaits_them",
     ),
     Defect(
         "buckets of weights in the wrong order",
         "rollout/weights/receiver.py",
-        "for number, bucket in enumerate(plan):",
-        "for number, bucket in enumerate(reversed(plan)):",
+        "        for bucket in plan:\n            update.take(",
+        "        for bucket in reversed(plan):\n            update.take(",
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
     ),
     Defect(
