@@ -326,7 +326,7 @@ _DECLARED = [
     Metric("weight_sync/version", "versions", "weight version that the engines hold"),
     Metric("weight_sync/bytes", "bytes", "bytes sent to one engine"),
     Metric(
-        "weight_sync/bytes_per_sender_max",
+        "weight_sync/sender_max_bytes",
         "bytes",
         "most bytes that one process of the actor handed to an engine; where several send, each has a share",
     ),

@@ -83,7 +83,7 @@ class WeightSync:
         size = sum(bucket.size_bytes for bucket in self._plans[content])
         return {
             "weight_sync/bytes": float(size),
-            "weight_sync/bytes_per_sender_max": float(report.size_bytes),
+            "weight_sync/sender_max_bytes": float(report.size_bytes),
             "weight_sync/gigabytes_per_second": size / report.seconds / 1e9,
         }
 

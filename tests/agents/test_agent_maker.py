@@ -104,7 +104,6 @@ def test_an_agent_makes_an_episode_however_it_is_run(tokenizer, agent, score, an
         ({"run": "sample_agents:rewards_its_turns", "options": {"unknown": True}}, "id of no answer"),
         ({"command": [*PROGRAM, "fail"]}, "exit code 1: no luck"),
         ({"command": [*PROGRAM, "hang"], "timeout_seconds": 8.0}, "longer than 8 seconds"),
-        ({"command": ["/no/such/agent"]}, "cannot be started"),
     ],
 )
 def test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind(tokenizer, agent, message):
@@ -116,6 +115,16 @@ def test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind(tokeniz
     assert metrics["agent/failures_count"] == 1
     assert metrics["agent/timeouts_count"] == float("longer than" in message)
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_program_that_is_there_and_cannot_be_started_costs_its_episode(tokenizer, tmp_path):
+    program = tmp_path / "agent"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    with Maker(tokenizer, RandomPolicy(tokenizer), config_of(command=[str(program)])) as maker:
+        with pytest.raises(Exception, match="cannot be started"):
+            maker.make()
+        assert maker.maker.take_metrics()["agent/failures_count"] == 1
 
 
 def test_a_failure_can_have_a_reward_and_is_trained_then(tokenizer):

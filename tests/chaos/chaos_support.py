@@ -37,7 +37,7 @@ LAYOUTS = {
 UNEQUAL = (
     *("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "rollout/tail_"),
     *("weight_sync/bytes", "weight_sync/gigabytes", "rollout/prefix_hit_share", "rollout/prefill_saved_tokens"),
-    "rollout/turns_moved_count",
+    *("weight_sync/sender_max_bytes", "rollout/turns_moved_count"),
 )
 """Metrics of time, memory, losses, links and caches, by how their names begin; all others are promised bit by bit. No
 bytes are sent where the one engine is lost at an update: it comes back with the weights that it starts from."""

@@ -58,7 +58,7 @@ def test_two_expert_parallel_ranks_send_their_experts_to_two_engines(tmp_path):
     ]
     _run(tmp_path, *SETTINGS, *experts, "ray.colocate=false")
     for row in metric_rows(tmp_path / "small")[1:]:
-        assert 0.45 < row["weight_sync/bytes_per_sender_max"] / row["weight_sync/bytes"] < 0.55
+        assert 0.45 < row["weight_sync/sender_max_bytes"] / row["weight_sync/bytes"] < 0.55
 
 
 def _run(folder, *settings):

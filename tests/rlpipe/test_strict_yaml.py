@@ -110,7 +110,7 @@ def test_no_text_makes_a_traceback(text):
         ("rollout.sampling.stop_token_ids=[-5]", "rollout.sampling.stop_token_ids.0: input should be greater than or"),
         ("ray.environment={'A=B': x}", "'A=B' cannot be the name of an environment variable"),
         ("actor.optimizer.learning_rate=1e300", "learning_rate is 1e+300, which cannot be computed with in float32"),
-        ("rollout.sampling.temperature=1e-320", "temperature is 9.99989e-321, which cannot be computed with"),
+        ("rollout.sampling.temperature=1e-320", "temperature is 9.99989e-321: give at least 1e-05"),
         ("deadlines.train_seconds=1e12", "train_seconds is 1e+12 seconds, longer than anyone waits"),
         ("run.iterations=100000000000000000000", "iterations is 100000000000000000000, more than"),
         ("actor.frozen_parameters=['[']", "actor.frozen_parameters: '[' is not a regular expression"),
