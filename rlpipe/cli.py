@@ -1,11 +1,9 @@
 """The command line. Commands import what they need when they run, so that `--help` is instant."""
 
-import errno
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +12,12 @@ import typer
 from rlpipe import __version__
 from rlpipe.commands.default_command import WithDefaultCommand
 from rlpipe.commands.environment import make_folder_importable, set_defaults
+from rlpipe.commands.user_errors import one_sentence
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.shared import interrupts
-from rlpipe.shared.errors import EXIT_CODE, ConfigError, RlpipeError
-from rlpipe.shared.secret_text import Secrets, hide_in_tracebacks
+from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.secret_text import hide_in_tracebacks
 
 if TYPE_CHECKING:
     from rlpipe.training.opening import Opening
@@ -50,27 +49,6 @@ launches = typer.Typer(
 app.add_typer(launches, name="launch")
 commguard = typer.Typer(help="The memory guard of collectives.", no_args_is_help=True)
 app.add_typer(commguard, name="commguard")
-
-# What the operating system refuses for a reason that only the user can change.
-_FIXES = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free space there, or raise the quota",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
-    errno.EROFS: "choose a place that can be written to",
-    errno.EACCES: "correct its rights, or choose another place",
-    errno.EPERM: "correct its rights, or choose another place",
-    errno.ENAMETOOLONG: "choose a shorter one",
-    errno.ENOENT: "correct the path, or find out who removed it",
-    errno.ENOTDIR: "correct the path",
-    errno.EISDIR: "correct the path",
-    errno.EEXIST: "remove what stands there, or choose another place",
-    errno.ELOOP: "remove that link",
-    errno.ENXIO: "correct the path",
-    errno.EBUSY: "find out who uses it, or choose another place",
-    errno.EIO: "look after the disk, or choose another place",
-    errno.ESTALE: "mount it again",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration.")]
 Overrides = Annotated[
@@ -562,29 +540,6 @@ def main() -> None:
     make_folder_importable()
     interrupts.install()
     app(_with_resume_name(sys.argv[1:]))
-
-
-@contextmanager
-def one_sentence(debug: bool) -> Iterator[None]:
-    """Turn what the user can fix into one sentence and exit code 2, and Ctrl-C into exit code 130."""
-    try:
-        yield
-    except RlpipeError as error:
-        if debug:
-            raise
-        typer.echo(f"error: {Secrets().hide(str(error))}", err=True)
-        raise typer.Exit(EXIT_CODE) from None
-    except OSError as error:
-        if debug or error.errno not in _FIXES:
-            raise
-        where = str(error.filename)[:200] if error.filename else "a file"
-        typer.echo(f"error: {where}: {error.strerror}; {_FIXES[error.errno]}", err=True)
-        raise typer.Exit(EXIT_CODE) from None
-    except (KeyboardInterrupt, SystemError) as error:
-        if isinstance(error, SystemError) and not interrupts.requested():
-            raise  # Ray turns an exception that is raised within its callbacks into this one
-        typer.echo(f"{interrupts.INTERRUPTED}{error if isinstance(error, KeyboardInterrupt) else ''}", err=True)
-        raise typer.Exit(interrupts.INTERRUPTED_EXIT_CODE) from None
 
 
 def _opening(resume: bool, overwrite: bool, checkpoint: str | None, allow_changes: list[str] | None) -> "Opening":

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.overtime import if_longer_than
 
 PATIENCE_SECONDS = 30.0
 LIMIT_SECONDS = 120.0
@@ -37,7 +37,9 @@ def try_import(module: str, what: str) -> None:
     """
     if module in sys.modules:
         return
-    with tempfile.TemporaryFile("w+") as answer, _told_if_slow(what):
+    words = f"{what} takes longer than {PATIENCE_SECONDS:g} seconds; after {LIMIT_SECONDS:g} it is given up"
+    say = partial(print, words, file=sys.stderr, flush=True)
+    with tempfile.TemporaryFile("w+") as answer, if_longer_than(PATIENCE_SECONDS, say):
         code = _exit_code_of_trial(module, answer)
         answer.seek(0)
         said = answer.read()
@@ -78,18 +80,6 @@ def _exit_code_of_trial(module: str, answer: IO[str]) -> int | None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def _told_if_slow(what: str) -> Iterator[None]:
-    words = f"{what} takes longer than {PATIENCE_SECONDS:g} seconds; after {LIMIT_SECONDS:g} it is given up"
-    timer = threading.Timer(PATIENCE_SECONDS, print, (words,), {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _place(stack: str) -> str:

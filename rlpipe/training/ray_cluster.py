@@ -19,6 +19,7 @@ from rlpipe.config.root import Config
 from rlpipe.shared.descendants import adopt_orphans, descendants, end_descendants
 from rlpipe.shared.errors import EXIT_CODE, ResourceError
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
+from rlpipe.shared.overtime import if_longer_than
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.training.ray_exit import hold_silent_exits
 from rlpipe.training.ray_watch import RayWatch, leave, system_processes
@@ -162,8 +163,10 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
     """
     import ray
 
+    limit_seconds = 2 * config.deadlines.start_seconds
+    give_up = functools.partial(_give_up_start, limit_seconds, known)
     try:
-        with _own_signal_handlers(), finishing(_INIT_GRACE_SECONDS), _within(2 * config.deadlines.start_seconds, known):
+        with _own_signal_handlers(), finishing(_INIT_GRACE_SECONDS), if_longer_than(limit_seconds, give_up):
             ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -180,27 +183,16 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
     raise_if_requested()
 
 
-@contextmanager
-def _within(seconds: float, known: Collection[int]) -> Iterator[None]:
-    """The process ends where the block lasts longer: Ray's library waits without end, and takes no exception, for a
-    raylet that is there and does not answer. Ray's own deadlines are shorter where it keeps them (`_patience`)."""
-
-    def give_up() -> None:
-        end_descendants(known, term_seconds=0)
-        load = os.getloadavg()[0]
-        leave(
-            EXIT_CODE,
-            f"error: ray: it started on this machine and did not answer within {seconds:g} seconds (load {load:.0f}); "
-            "free memory and processors, or raise deadlines.start_seconds",
-        )
-
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _give_up_start(seconds: float, known: Collection[int]) -> None:
+    """End this process: Ray's library waits without end, and takes no exception, for a raylet that is there and does
+    not answer. Ray's own deadlines are shorter where it keeps them (`_patience`)."""
+    end_descendants(known, term_seconds=0)
+    load = os.getloadavg()[0]
+    leave(
+        EXIT_CODE,
+        f"error: ray: it started on this machine and did not answer within {seconds:g} seconds (load {load:.0f}); "
+        "free memory and processors, or raise deadlines.start_seconds",
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rlpipe.shared import interrupts
 set_defaults()
 interrupts.install()
 import ray
-from rlpipe.cli import one_sentence
+from rlpipe.commands.user_errors import one_sentence
 from rlpipe.config.load import load_config
 from rlpipe.training.ray_cluster import ray_cluster
 
@@ -48,7 +48,7 @@ import threading
 from rlpipe.commands.environment import set_defaults
 set_defaults()
 import ray._private.worker as worker
-from rlpipe.cli import one_sentence
+from rlpipe.commands.user_errors import one_sentence
 from rlpipe.config.load import load_config
 from rlpipe.training.ray_cluster import ray_cluster
 
