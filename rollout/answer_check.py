@@ -26,7 +26,8 @@ def why_unusable(request: GenerateRequest, answer: Generation) -> str | None:
     if not set(map(type, answer.token_ids)) <= {int} or min(answer.token_ids, default=0) < 0:
         return "a token that is no token id"
     if not _are_log_probabilities(answer.logprobs):
-        worst = next(value for value in answer.logprobs if not (math.isfinite(value) and value <= _ROUNDING_NATS))
+        unlike = (value for value in answer.logprobs if not (math.isfinite(value) and value <= _ROUNDING_NATS))
+        worst = next(unlike, min(answer.logprobs))  # each may be finite where their sum is not
         return f"the log-probability {worst}"
     spans = sum(span.tokens for span in answer.versions)
     if spans != tokens:

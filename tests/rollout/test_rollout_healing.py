@@ -32,6 +32,7 @@ def answer_to(request, token_ids=(5, 6, 7), logprobs=(-1.0, -2.0, 0.0), versions
         ({"logprobs": (-1.0, -2.0)}, "3 tokens and 2 log-probabilities"),
         ({"logprobs": (-1.0, math.nan, 0.0)}, "the log-probability nan"),
         ({"logprobs": (-1.0, 0.5, 0.0)}, "the log-probability 0.5"),
+        ({"logprobs": (-1.7e308, -1.7e308, 0.0)}, "the log-probability -1.7e+308"),
         ({"token_ids": (5, -6, 7)}, "no token id"),
         ({"token_ids": (5, 6.0, 7)}, "no token id"),
         ({"token_ids": (), "logprobs": (), "versions": ()}, "no token"),
