@@ -1,4 +1,4 @@
-"""An engine with another setting beside one without it: the same requests, in turns, at several numbers at a time.
+"""Engines with other settings beside one without them: the same requests, in turns, at several numbers at a time.
 
 The policy has the shape of Qwen3.5-35B-A3B's first layers. Its weights are random, but for embedding, head and the
 input of the prediction layer, by which the next token is known over half of the time: a draft of random weights
@@ -7,19 +7,25 @@ would never be kept. `--policy FOLDER` takes a trained one in its place.
 
 import argparse
 import asyncio
+import math
 import statistics
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inside_engine import begin_trace
+from kernel_groups import print_trace
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
+from rlpipe.shared.errors import RlpipeError
 from rlpipe.training.placement import placements
 from rlpipe.training.ray_cluster import ray_cluster
 from rollout.pool import RolloutPool
@@ -29,11 +35,30 @@ _PROMPT_TOKENS = 64
 _VOCABULARY = 32768
 _LAYERS = 8
 _SECONDS = 600.0
+_PLAIN = "without"
+_MEMORY = 0.8
+"""Of what is free, where pools have sizes: engines start at once, and each sees the others' weights as used."""
+_PREFILL_SECONDS = 0.4
+_PROFILED_STEPS = 40
 
 
-def compare_variants(options: argparse.Namespace, engine: dict[str, Any], name: str) -> None:
-    """Prints tokens per second with `engine`, settings of rollout.engine called `name`, and without."""
-    plain, varied = _config(options, {}), _config(options, engine)
+FP8_VARIANTS: dict[str, dict[str, Any]] = {
+    "fp8": {"quantization": "fp8"},
+    "fp8+cache": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "experts": {"quantization": "fp8_experts"},
+    "experts+cache": {"quantization": "fp8_experts", "kv_cache_dtype": "fp8"},
+    "experts+cutlass": {"quantization": "fp8_experts", "sglang": {"moe_runner_backend": "cutlass"}},
+    "experts+deep_gemm": {"quantization": "fp8_experts", "sglang": {"moe_runner_backend": "deep_gemm"}},
+}
+"""Settings of rollout.engine that can be compared in one run."""
+
+
+def compare_variants(options: argparse.Namespace, variants: dict[str, dict[str, Any]]) -> None:
+    """Prints tokens per second with the settings of rollout.engine of each variant, and without any. A variant that
+    does not start is said to be so."""
+    configs = {_PLAIN: _config(options, {}, len(variants) + 1)} | {
+        name: _config(options, engine, len(variants) + 1) for name, engine in variants.items()
+    }
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as opened:
         folder = options.policy or save_random_policy(
             hybrid_config(options.hybrid_layers or _LAYERS, _VOCABULARY, tiny=False) | {"mtp_num_hidden_layers": 1},
@@ -41,36 +66,62 @@ def compare_variants(options: argparse.Namespace, engine: dict[str, Any], name: 
             "bfloat16",
             known_next=True,
         )
-        opened.enter_context(ray_cluster(plain))
-        places = opened.enter_context(placements(plain))
-        pools = {
-            label: opened.enter_context(RolloutPool.start(config, folder, place, log_directory=f"{scratch}/{label}"))
-            for (label, config), place in zip({"without": plain, name: varied}.items(), places, strict=True)
+        opened.enter_context(ray_cluster(configs[_PLAIN]))
+        _, place = opened.enter_context(placements(configs[_PLAIN]))
+        share = replace(place, gpus_per_bundle=math.floor(2e3 * place.gpus_per_bundle / len(configs)) / 1e3)
+        started = {
+            name: opened.enter_context(RolloutPool.start(config, folder, share, log_directory=f"{scratch}/{index}"))
+            for index, (name, config) in enumerate(configs.items())
         }
-        for pool in pools.values():
-            pool.wait_until_ready()
-        _measure_all(pools, options, name)
+        pools = {name: pool for name, pool in started.items() if _is_ready(name, pool)}
+        _measure_all(pools, options)
+        if options.profile:
+            _profile_all(pools, options, Path(scratch))
 
 
-def _measure_all(pools: dict[str, RolloutPool], options: argparse.Namespace, name: str) -> None:
+def _is_ready(name: str, pool: RolloutPool) -> bool:
+    try:
+        pool.wait_until_ready()
+    except RlpipeError as error:
+        print(f"{name}: did not start: {error}", flush=True)
+        return False
+    return True
+
+
+def _measure_all(pools: dict[str, RolloutPool], options: argparse.Namespace) -> None:
     print(f"{options.tokens} tokens each, temperature 1", flush=True)
-    print(f"{'at a time':>10}{'without':>14}{name:>14}{'ratio':>8}{'tokens a pass':>15}", flush=True)
+    print(f"{'at a time':>10}  {'engine':20}{'tokens/s':>10}{'ratio':>8}{'tokens a pass':>15}", flush=True)
     for count in options.concurrency:
         requests = make_requests(count, options.tokens)
         rates: dict[str, list[float]] = {label: [] for label in pools}
-        answers: list[Generation] = []
+        passes: dict[str, float] = {}
         for turn in range(options.rounds + 1):
             for label, pool in pools.items():
                 begin = time.perf_counter()
                 answers = asyncio.run(_answers(pool, requests))
                 seconds = time.perf_counter() - begin
-                if turn:  # the first turn warms both up
+                passes[label] = _pass_tokens(answers)
+                if turn:  # the first turn warms all up
                     rates[label].append(sum(len(one.token_ids) for one in answers) / seconds)
-        without, varied = (statistics.median(values) for values in rates.values())
-        print(
-            f"{count:>10}{without:>14,.0f}{varied:>14,.0f}{varied / without:>8.2f}{_pass_tokens(answers):>15.2f}",
-            flush=True,
-        )
+        plain = statistics.median(rates[_PLAIN])
+        for label, values in rates.items():
+            rate = statistics.median(values)
+            print(f"{count:>10}  {label:20}{rate:>10,.0f}{rate / plain:>8.2f}{passes[label]:>15.2f}", flush=True)
+
+
+def _profile_all(pools: dict[str, RolloutPool], options: argparse.Namespace, scratch: Path) -> None:
+    """Kernels of decoding by their kind. The trace begins when all requests are past their prompt."""
+    for count in options.concurrency:
+        requests = make_requests(count, options.tokens)
+        for index, (label, pool) in enumerate(pools.items()):
+            trace = scratch / f"trace_{index}_{count}"
+            with ThreadPoolExecutor(1) as beside:
+                answered = beside.submit(asyncio.run, _answers(pool, requests))
+                time.sleep(_PREFILL_SECONDS)
+                begin_trace(pool.serving()[0], trace, _PROFILED_STEPS)
+                answered.result()
+            print(f"{label}, {count} at a time: ", end="")
+            print_trace(trace, _PROFILED_STEPS)
 
 
 async def _answers(pool: RolloutPool, requests: list[GenerateRequest]) -> list[Generation]:
@@ -89,7 +140,7 @@ def _pass_tokens(answers: list[Generation]) -> float:
     return 1 + sum(kept * count for kept, count in passes.items()) / (passes.total() or 1)
 
 
-def _config(options: argparse.Namespace, engine: dict[str, Any]) -> Config:
+def _config(options: argparse.Namespace, engine: dict[str, Any], engines: int) -> Config:
     most = max(options.concurrency)
     return Config.model_validate(
         {
@@ -104,7 +155,7 @@ def _config(options: argparse.Namespace, engine: dict[str, Any]) -> Config:
                 "engine": {
                     "dtype": "bfloat16",
                     "max_running_requests": most,
-                    "memory_fraction": 0.4,
+                    "memory_fraction": 0.4 if engines == 2 else _MEMORY,
                     "deterministic": options.deterministic,
                 }
                 | engine,

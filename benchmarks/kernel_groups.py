@@ -13,6 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 GROUPS = (
+    ("quantisation", r"group_quant|quant_fp8|quant_8bit"),
     ("compiled element-wise", r"^triton_(poi|red|per)_|^_swiglu_gradient"),
     ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
     ("short convolution", r"causal_conv|^_convolve|^_before_(activation|convolution)"),
@@ -20,10 +21,10 @@ GROUPS = (
         "Gated DeltaNet",
         r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|^kernel_kernel$|qla|gdr",
     ),
-    ("softmax attention", r"flash|fmha|scaled_dot_product|dot_do_o|convert_dq"),
+    ("softmax attention", r"flash|fmha|scaled_dot_product|dot_do_o|convert_dq|^_fwd_(grouped_)?kernel"),
     ("norms", r"norm|rms|GammaBeta"),
-    ("dense GEMM", r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|aten::(mm|addmm|bmm)$"),
-    ("sort", r"sort|radix|topk|^_choose|bitonic|scan|cumsum"),
+    ("dense GEMM", r"gemm|nvjet|cutlass|_matmul|xmma|cublas|gemv|splitK|aten::(mm|addmm|bmm)$"),
+    ("sort", r"moe_align|sort|radix|topk|^_choose|bitonic|scan|cumsum"),
     ("index and scatter", r"^_spread|index|scatter|gather|embedding|masked"),
     ("copies, casts, cat, fill", r"copy|memcpy|memset|fill|CatArray|aten::(cat|clone|zero_)$"),
     (

@@ -4,12 +4,13 @@
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
     python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
     python benchmarks/rollout.py --draft mtp [--policy FOLDER] [--concurrency 1 16 128]     a GPU; see engine_variants
+    python benchmarks/rollout.py --quantization fp8 experts [--profile]                     likewise
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
 between requests, or streaming. Both engines live side by side (on a GPU both in its memory) and work one after the
 other. On a GPU the model has the shape of Qwen3-0.6B, or of the first layers of Qwen3.5-35B-A3B, and decoding runs in
 CUDA graphs; on a CPU it is tiny. --sglang KEY=VALUE is given to both engines; --profile shows where the GPU's time of
-decoding goes.
+decoding goes, of each engine where variants are compared.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import psutil
 import ray
 import torch
 import yaml
-from engine_variants import compare_variants
+from engine_variants import FP8_VARIANTS, compare_variants
 from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
@@ -133,15 +134,16 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="with --ablate: raw SGLang and pools alone")
     parser.add_argument("--at", type=int, nargs="+", help="with --ablate: so many of the prompts at a time")
     parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
-    parser.add_argument("--quantization", choices=("fp8",), help="an engine with FP8 weights and cache, likewise")
+    parser.add_argument("--quantization", choices=tuple(FP8_VARIANTS), nargs="+", help="engines in 8 bits, likewise")
     parser.add_argument("--policy", help="with --draft: folder of the policy")
     parser.add_argument("--steps", type=int, default=3, help="with --draft: tokens of a draft")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="with --draft: requests")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="of variants: requests")
     options = parser.parse_args()
     if options.draft or options.quantization:
-        drafting = {"draft": {"method": options.draft, "steps": options.steps}} if options.draft else {}
-        fp8 = {"quantization": options.quantization, "kv_cache_dtype": "fp8"} if options.quantization else {}
-        compare_variants(options, drafting | fp8, " + ".join(filter(None, (options.draft, options.quantization))))
+        variants = {one: FP8_VARIANTS[one] for one in options.quantization or ()}
+        if options.draft:
+            variants[options.draft] = {"draft": {"method": options.draft, "steps": options.steps}}
+        compare_variants(options, variants)
         return
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import ray
+from inside_engine import begin_trace, in_engine
 from kernel_groups import print_trace
 from raw_engine import start_raw
 
@@ -178,16 +179,7 @@ def _inside(engine: RunningEngine, requests: Sequence[GenerateRequest]) -> Calla
     async def all_answers(served: Any, wanted: list[GenerateRequest]) -> int:
         return sum([len(one.token_ids) async for answers in served.generate(wanted) for one in answers])
 
-    return lambda tokens: int(_in_engine(engine, all_answers, _limited(requests, tokens)))
-
-
-def _in_engine(engine: RunningEngine, called: Callable[..., Any], *arguments: Any) -> Any:
-    """Awaits a coroutine function of the engine in its event loop. Ray runs the call in a thread beside that."""
-
-    def call(served: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(called(served, *arguments), served._sglang.loop).result()
-
-    return ray.get(engine.actor.__ray_call__.remote(call))
+    return lambda tokens: int(in_engine(engine, all_answers, _limited(requests, tokens)))
 
 
 def _limited(requests: Sequence[GenerateRequest], tokens: int) -> list[GenerateRequest]:
@@ -232,19 +224,11 @@ def _report(fitted: dict[str, Fitted]) -> None:
 
 
 def _profile(raw: Any, pool: RolloutPool, requests: Sequence[GenerateRequest], steps: int, folder: Path) -> None:
-    async def begin(served: Any, trace: str) -> None:
-        from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
-
-        await served._sglang.tokenizer_manager.start_profile(
-            ProfileReq(req_type=ProfileReqType.START_PROFILE, output_dir=trace, num_steps=steps, activities=["GPU"])
-        )
-
     traces = {name: folder / name for name in ("raw", "pool")}
-    for trace in traces.values():
-        trace.mkdir()
+    traces["raw"].mkdir()
     ray.get(raw.start_profile.remote(str(traces["raw"]), steps))
     _raw_contenders(raw, None, requests)[0].generate(2 * steps)
-    _in_engine(pool.serving()[0], begin, str(traces["pool"]))
+    begin_trace(pool.serving()[0], traces["pool"], steps)
     _through(pool, requests)(2 * steps)
     for name, trace in traces.items():
         print(f"{name}: ", end="")

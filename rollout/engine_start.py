@@ -18,7 +18,8 @@ from rollout.fp8_arguments import check_fp8_device
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_patches.sglang_version import check_sglang_version
-from rollout.weights.receiver import FP8_VARIABLE, VERIFY_VARIABLE
+from rollout.weights import block_fp8
+from rollout.weights.receiver import VERIFY_VARIABLE
 
 relies_on(
     "sglang.srt.distributed.bootstrap:_resolve_dist_init_method",
@@ -48,7 +49,7 @@ def prepare_process(setup: EngineSetup) -> None:
     if setup.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
     _redirect_output(setup.log_path, keep=setup.restart > 0)
-    os.environ[FP8_VARIABLE] = "1" if setup.engine.quantization == "fp8" else "0"
+    os.environ[block_fp8.VARIABLE] = setup.engine.quantization
     os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
     os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
         unneeded_model_modules(setup.model_path, setup.engine.draft.predicts)

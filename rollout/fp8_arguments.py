@@ -18,7 +18,7 @@ def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
     quantises what it reads of it.
     """
     arguments: dict[str, Any] = {}
-    if engine.quantization == "fp8":
+    if engine.quantization != "none":
         stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
         arguments["json_model_override_args"] = json.dumps({"quantization_config": stored})
         # SGLang's own choice, DeepGEMM, compiles thousands of kernels with nvcc when it first meets a layer.
@@ -32,7 +32,7 @@ def check_fp8_device(device: DeviceKind, engine: EngineConfig) -> None:
     """Raise ConfigError for FP8 on a CPU."""
     chosen = {"quantization": engine.quantization, "kv_cache_dtype": engine.kv_cache_dtype}
     for name, value in chosen.items():
-        if value == "fp8" and device == "cpu":
+        if value not in ("none", "auto") and device == "cpu":
             raise ConfigError(
-                f"rollout.engine.{name} is 'fp8', for which a CPU engine has no kernels: leave it out there"
+                f"rollout.engine.{name} is {value!r}, for which a CPU engine has no kernels: leave it out there"
             )

@@ -34,8 +34,7 @@ def gpu_pools(setup: EngineSetup) -> EnginePools | None:
     if not size:
         return None
     weights = sum(file.stat().st_size for file in Path(setup.model_path).glob("*.safetensors"))
-    if setup.engine.quantization == "fp8":
-        weights -= fp8_parameters(describe_model(setup.model_path).shape)  # of two bytes one
+    weights -= fp8_parameters(describe_model(setup.model_path).shape, setup.engine.quantization)  # of two bytes one
     room = size * setup.engine.memory_share - weights / setup.engine.tensor_parallel
     return pools_within(_needed(setup), int(room))
 

@@ -61,9 +61,9 @@ class EngineConfig(Section):
     """Derive each sample's random numbers from its id alone, and compute it alike in every batch (docs/determinism.md).
     Costs nothing on a CPU, and speed on a GPU."""
 
-    quantization: Literal["none", "fp8"] = "none"
+    quantization: Literal["none", "fp8", "fp8_experts"] = "none"
     """`fp8`: experts, attention projections and feed-forward layers in 8 bits, by blocks of 128 x 128, made anew from
-    each weight update (docs/fp8.md)."""
+    each weight update. `fp8_experts`: experts alone (docs/fp8.md)."""
 
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Keys and values in `dtype`, or in 8 bits, which is half the memory."""
@@ -76,15 +76,15 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _fp8_is_made_of_bfloat16(self) -> Self:
-        if self.dtype != "bfloat16" and "fp8" in (self.quantization, self.kv_cache_dtype):
+        if self.dtype != "bfloat16" and (self.quantization != "none" or self.kv_cache_dtype == "fp8"):
             raise ValueError(
                 f"rollout.engine.dtype is {self.dtype!r}, but FP8 weights and caches go with 'bfloat16': set it so, or "
                 "quantization to 'none' and kv_cache_dtype to 'auto'"
             )
-        if self.quantization == "fp8" and "json_model_override_args" in self.sglang:
+        if self.quantization != "none" and "json_model_override_args" in self.sglang:
             raise ValueError(
                 "rollout.engine.sglang.json_model_override_args is there, through which rollout.engine.quantization "
-                "'fp8' is told to SGLang: leave one out"
+                f"{self.quantization!r} is told to SGLang: leave one out"
             )
         return self
 

@@ -204,8 +204,8 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
     drafting = prediction_parameters(model.shape).total if engine.draft.predicts else 0
     drafting = drafting * _BYTES[engine.dtype] // engine.tensor_parallel
-    if engine.quantization == "fp8":
-        weights -= int(fp8_parameters(model.shape) * (1 - _SCALE_BYTES_PER_WEIGHT) / engine.tensor_parallel)
+    small = fp8_parameters(model.shape, engine.quantization)
+    weights -= int(small * (1 - _SCALE_BYTES_PER_WEIGHT) / engine.tensor_parallel)
     longest = config.longest_sequence_tokens
     requests = engine.max_running_requests
     if not cluster.gpus:

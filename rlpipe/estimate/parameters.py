@@ -45,19 +45,24 @@ def prediction_parameters(shape: ModelShape) -> Parameters:
     return layer_parameters(shape.layers[-1], hidden) + Parameters(tensor=2 * hidden**2, whole=3 * hidden)
 
 
-def fp8_parameters(shape: ModelShape) -> int:
-    """Of the decoder's, those that an engine with FP8 weights keeps in 8 bits: projections of softmax attention and all
-    feed-forward parts but routers and gates."""
-    count = 0
+def fp8_parameters(shape: ModelShape, quantization: str) -> int:
+    """Of the decoder's, those that an engine keeps in 8 bits: experts, and with 'fp8' also projections of softmax
+    attention and all other feed-forward parts but routers and gates.
+
+    quantization: `rollout.engine.quantization`.
+    """
+    if quantization == "none":
+        return 0
+    experts = others = 0
     for layer in shape.layers:
         mixer, feed_forward = layer.mixer, layer.feed_forward
-        count += mixer.weights_flops // 2 if isinstance(mixer, GroupedQueryAttention) else 0
+        others += mixer.weights_flops // 2 if isinstance(mixer, GroupedQueryAttention) else 0
         if isinstance(feed_forward, MixtureOfExperts):
-            width = feed_forward.experts * feed_forward.expert_intermediate_size
-            count += 3 * shape.hidden_size * (width + feed_forward.shared_intermediate_size)
+            experts += 3 * shape.hidden_size * feed_forward.experts * feed_forward.expert_intermediate_size
+            others += 3 * shape.hidden_size * feed_forward.shared_intermediate_size
         else:
-            count += feed_forward.weights_flops // 2
-    return count
+            others += feed_forward.weights_flops // 2
+    return experts + (others if quantization == "fp8" else 0)
 
 
 def stage_parameters(shape: ModelShape, tied: bool, pipeline: int) -> Parameters:

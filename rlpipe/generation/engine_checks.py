@@ -33,8 +33,8 @@ def check_engines(config: Config) -> None:
     _check_context(config, model, folder)
     _check_stop_tokens(config, model, folder)
     _check_drafts(config, model, folder)
-    if config.rollout.engine.quantization == "fp8":
-        check_fp8(model, config.rollout.engine.tensor_parallel)
+    if config.rollout.engine.quantization != "none":
+        check_fp8(model, config.rollout.engine.tensor_parallel, config.rollout.engine.quantization)
     if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
         check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}

@@ -6,23 +6,39 @@ from rlpipe.shared.errors import ModelError
 _BLOCK = 128
 
 
-def check_fp8(model: ModelDescription, tensor: int) -> None:
+def check_fp8(model: ModelDescription, tensor: int, quantization: str = "fp8") -> None:
     """Raise ModelError unless what each of `tensor` ranks of an engine holds of a fused layer consists of whole
-    blocks."""
-    queries = model.heads * model.head_dim * (2 if model.attention_output_gate else 1)
+    blocks.
+
+    quantization: `rollout.engine.quantization`.
+    """
+    if quantization == "fp8_experts" and model.experts is None:
+        raise ModelError(
+            f"rollout.engine.quantization is 'fp8_experts', but {model.architecture} has no experts: set it to 'fp8' "
+            "or 'none'"
+        )
+    sizes = {"hidden_size": model.hidden_size * tensor}  # on every rank whole
+    if model.experts is not None:
+        sizes["moe_intermediate_size"] = model.experts.width
+    if quantization == "fp8":
+        sizes |= _projection_sizes(model, tensor)
+    for name, size in sizes.items():
+        if size % (_BLOCK * tensor):
+            raise ModelError(
+                f"rollout.engine.quantization is {quantization!r} by blocks of {_BLOCK}, but {name} of "
+                f"{model.architecture} gives {size / tensor:g} on a rank (rollout.engine.tensor_parallel = {tensor}): "
+                "set it to 'none'"
+            )
+
+
+def _projection_sizes(model: ModelDescription, tensor: int) -> dict[str, int]:
+    """Of what is quantised beside experts."""
     sizes = {
-        "hidden_size": model.hidden_size * tensor,  # on every rank whole
-        "query heads x head_dim": queries,
+        "query heads x head_dim": model.heads * model.head_dim * (2 if model.attention_output_gate else 1),
         "key and value heads x head_dim": max(model.kv_heads, tensor) * model.head_dim,
     }
     if not all(model.expert_layers):
         sizes["intermediate_size"] = model.mlp_width
     if model.experts is not None:
-        sizes["moe_intermediate_size"] = model.experts.width
         sizes["shared_expert_intermediate_size"] = model.experts.shared_width
-    for name, size in sizes.items():
-        if size % (_BLOCK * tensor):
-            raise ModelError(
-                f"rollout.engine.quantization is 'fp8' by blocks of {_BLOCK}, but {name} of {model.architecture} gives "
-                f"{size / tensor:g} on a rank (rollout.engine.tensor_parallel = {tensor}): set it to 'none'"
-            )
+    return sizes

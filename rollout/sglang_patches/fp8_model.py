@@ -26,23 +26,26 @@ _READ = replaces(
 )
 
 
-def install() -> None:
+def install(quantization: str) -> None:
     """Call in a scheduler process of an engine with FP8 weights. Raises RolloutError on a GPU where SGLang would store
-    them in another form than they are sent in."""
+    them in another form than they are sent in.
+
+    quantization: `rollout.engine.quantization`.
+    """
     from sglang.srt.layers import deep_gemm_wrapper
     from sglang.srt.layers.quantization.fp8 import Fp8Config
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
     if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
         raise RolloutError(
-            "rollout.engine.quantization is 'fp8', but on this GPU SGLang rounds the scales of blocks to powers of "
-            "two, which updates do not: set it to 'none'"
+            f"rollout.engine.quantization is {quantization!r}, but on this GPU SGLang rounds the scales of blocks "
+            "to powers of two, which updates do not: set it to 'none'"
         )
-    Fp8Config.get_quant_method = _by_rule(_METHOD.original())
-    DefaultModelLoader._get_all_weights = _quantizing(_READ.original())
+    Fp8Config.get_quant_method = _by_rule(_METHOD.original(), quantization)
+    DefaultModelLoader._get_all_weights = _quantizing(_READ.original(), quantization)
 
 
-def _by_rule(method: Callable[..., Any]) -> Callable[..., Any]:
+def _by_rule(method: Callable[..., Any], quantization: str) -> Callable[..., Any]:
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -50,17 +53,18 @@ def _by_rule(method: Callable[..., Any]) -> Callable[..., Any]:
     def get_quant_method(config: Any, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, RadixAttention):
             return None  # scales of the cache are 1; as parameters they would be lost when the engine sleeps
-        if isinstance(layer, LinearBase) and not is_quantized_module(prefix):
+        if isinstance(layer, LinearBase) and not is_quantized_module(prefix, quantization):
             return UnquantizedLinearMethod()
         return method(config, layer, prefix)
 
     return get_quant_method
 
 
-def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]]) -> Callable[..., Any]:
+def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]], quantization: str) -> Callable[..., Any]:
     def get_all_weights(*arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(*arguments, **keywords):
-            for part in quantized([(name, tensor.cuda() if is_quantized(name) else tensor)]):
+            here = tensor.cuda() if is_quantized(name, quantization) else tensor
+            for part in quantized([(name, here)], quantization):
                 yield from one_by_one(*part)
 
     return get_all_weights

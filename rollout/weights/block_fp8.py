@@ -5,6 +5,7 @@ DeltaNet stay as they are. The format is that of DeepSeek-V3's checkpoints (arXi
 float8_e4m3fn and `weight_scale_inv`, float32 [rows / 128, columns / 128], with which it is multiplied.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 
@@ -13,28 +14,50 @@ import torch
 from rollout.fp8_arguments import BLOCK
 
 SCALE = "_scale_inv"
+VARIABLE = "RLPIPE_QUANTIZATION"
+"""Environment variable of an engine's processes: `rollout.engine.quantization`, which says what they quantise."""
+
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
 _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
-_WEIGHTS = re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj)$")
-_MODULES = re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$")
+_STACKED = r"mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj"
+_EXPERT = r"mlp\.experts\.\d+\.(?:gate|up|down)_proj\.weight"
+_WEIGHTS = {
+    "fp8": re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|{_STACKED})$"),
+    "fp8_experts": re.compile(rf"(?:^|\.)(?:{_EXPERT}|{_STACKED})$"),
+}
+_MODULES = {
+    "fp8": re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$"),
+    "fp8_experts": re.compile(r"(?:^|\.)mlp\.experts$"),
+}
 _OTHER_TOWERS = ("visual.", "vision_tower.")
 
 
-def is_quantized(name: str) -> bool:
-    """Of a tensor, by its Hugging Face name."""
-    return _WEIGHTS.search(name) is not None and not any(tower in name for tower in _OTHER_TOWERS)
+def quantization_here() -> str:
+    """`rollout.engine.quantization` of the engine that this process belongs to."""
+    return os.environ.get(VARIABLE, "none")
 
 
-def is_quantized_module(prefix: str) -> bool:
+def is_quantized(name: str, quantization: str) -> bool:
+    """Of a tensor, by its Hugging Face name. quantization: `rollout.engine.quantization`."""
+    return _is_meant(_WEIGHTS, name, quantization)
+
+
+def is_quantized_module(prefix: str, quantization: str) -> bool:
     """The same of a module of SGLang, by its path."""
-    return _MODULES.search(prefix) is not None and not any(tower in prefix for tower in _OTHER_TOWERS)
+    return _is_meant(_MODULES, prefix, quantization)
 
 
-def quantized(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _is_meant(rules: dict[str, re.Pattern[str]], name: str, quantization: str) -> bool:
+    if quantization == "none" or any(tower in name for tower in _OTHER_TOWERS):
+        return False
+    return rules[quantization].search(name) is not None
+
+
+def quantized(tensors: Iterable[tuple[str, torch.Tensor]], quantization: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that is quantised as two, its scale after it; others as they come."""
     for name, tensor in tensors:
-        if is_quantized(name):
+        if is_quantized(name, quantization):
             weight, scale = quantize_blocks(tensor)
             yield name, weight
             yield f"{name}{SCALE}", scale

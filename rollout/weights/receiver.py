@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightBucket, WeightGroup, checksum
 from rollout.weights.adapter_loader import load_adapter
-from rollout.weights.block_fp8 import quantized
+from rollout.weights.block_fp8 import quantization_here, quantized
 from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.loader import WeightLoader
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
@@ -43,7 +43,6 @@ _SET_TIMEOUT = relies_on(
 )
 
 VERIFY_VARIABLE = "RLPIPE_VERIFY_WEIGHTS"
-FP8_VARIABLE = "RLPIPE_FP8_WEIGHTS"
 
 
 def install() -> None:
@@ -140,7 +139,7 @@ class _Update:
         self._updater = updater
         self._loader = loader
         self._model = with_drafting_model(updater.get_model())
-        self._verify, self._fp8 = os.environ.get(VERIFY_VARIABLE) == "1", os.environ.get(FP8_VARIABLE) == "1"
+        self._verify, self._quantization = os.environ.get(VERIFY_VARIABLE) == "1", quantization_here()
         self._factors: dict[str, torch.Tensor] = {}
         self._taken = 0
         self.checksums: list[str] = []
@@ -152,7 +151,7 @@ class _Update:
         if bucket.holds_adapters:
             self._factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
         else:
-            self._loader.load(self._model, list(quantized(tensors)) if self._fp8 else tensors)
+            self._loader.load(self._model, list(quantized(tensors, self._quantization)))
         if self._verify:
             self.checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         self._taken += 1

@@ -38,6 +38,8 @@ def test_what_cannot_be_quantized_is_refused():
     for name in ("Qwen3.5-35B-A3B", "Qwen3-30B-A3B", "Qwen3-8B", "Qwen3.5-9B"):
         check_fp8(describe_model(name), 1)
     check_fp8(HYBRID, 4)
+    with pytest.raises(ModelError, match="has no experts"):
+        check_fp8(describe_model("Qwen3-8B"), 1, "fp8_experts")
     with pytest.raises(ModelError, match="moe_intermediate_size .* gives 64 on a rank"):
         check_fp8(HYBRID, 8)
     with pytest.raises(ConfigError, match=r"quantization is 'fp8', for which a CPU engine has no kernels"):
@@ -51,7 +53,10 @@ def test_what_cannot_be_quantized_is_refused():
 
 def test_most_weights_and_half_of_the_pool_are_saved():
     total = model_parameters(HYBRID.shape, HYBRID.tied_embeddings).total
-    assert 0.9 < fp8_parameters(HYBRID.shape) / total < 0.97
+    assert (
+        0.9 < fp8_parameters(HYBRID.shape, "fp8_experts") / total < fp8_parameters(HYBRID.shape, "fp8") / total < 0.97
+    )
+    assert fp8_parameters(HYBRID.shape, "none") == 0
     plain, small = (
         needed_pools(HYBRID.shape, EngineConfig(kv_cache_dtype=dtype), "", 9, 100) for dtype in ("auto", "fp8")
     )
