@@ -1,6 +1,7 @@
 """The actor's layers alone: TFLOP/s of forward and backward over one pack, without head, loss and optimizer.
 
     python benchmarks/actor_layers.py [--backend fla] [--packs 4x2048,1x8192] [--profile] [--eager] [--tiny]
+                                      [--gradients FILE]
 
 On a GPU: 8 layers of Qwen3.5-35B-A3B (6 Gated DeltaNet, 2 softmax attention, 256 experts) in bfloat16 with random
 weights; elsewhere tiny ones in float32. Model FLOPs count the causal half (docs/flops.md) and no head. The ceiling is
@@ -8,6 +9,7 @@ what a large matrix product reaches on the same device in the same run.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -40,6 +42,7 @@ from rlpipe.shared.pack import Pack
 
 _LAYERS = 8
 _VOCABULARY = 1024  # only embeddings depend on it
+_SHOWN_NORMS = 8
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def main() -> None:
         flops = model_flops(shape, lengths)
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
         _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
+        if options.gradients:
+            _compare_norms(policy, f"{len(lengths)}x{lengths[0]}", options.gradients)
         if options.profile:
             print(layer_floors(shape, lengths, ceiling * 1e12, copied).line())
             print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), options.shown_share)
@@ -107,6 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shown-share", type=float, default=0.05, help="of all time, for a kernel's own line")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--tiny", action="store_true", help="small layers and packs, as on a CPU")
+    parser.add_argument("--gradients", type=Path, help="keeps norms of gradients there, or compares with those kept")
     return parser.parse_args()
 
 
@@ -152,12 +158,28 @@ def _pack(lengths: tuple[int, ...]) -> Pack:
 
 
 def _pass(policy: PolicyModel, inputs: PackInputs) -> None:
-    """Forward and backward; the gradient of the hidden states is the hidden states themselves."""
+    """Forward and backward; the gradient of the hidden states is the embedding of the tokens.
+
+    The hidden states themselves would not do: the last norm sets their length, so all gradients would be rounding.
+    """
     for parameter in policy.parameters():
         parameter.grad = None
     hidden = policy(inputs)
-    hidden.backward(hidden.detach())
+    hidden.backward(policy.embedding.word_embeddings.weight.detach()[inputs.targets].view_as(hidden))
     synchronize()
+
+
+def _compare_norms(policy: PolicyModel, pack: str, path: Path) -> None:
+    """Of the last pass: kept under the pack's name, or beside those of another tree or backend, worst first."""
+    norms = {name: float(one.grad.float().norm()) for name, one in policy.named_parameters() if one.grad is not None}
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if pack not in kept:
+        path.write_text(json.dumps(kept | {pack: norms}))
+        return
+    differences = {name: abs(norm - kept[pack][name]) / kept[pack][name] for name, norm in norms.items()}
+    print("  largest differences between norms of gradients:")
+    for name in sorted(differences, key=lambda name: -differences[name])[:_SHOWN_NORMS]:
+        print(f"      {differences[name]:9.2e} {kept[pack][name]:12.5e} then {norms[name]:12.5e} now  {name}")
 
 
 def _measure(policy: PolicyModel, inputs: PackInputs, rounds: int) -> Measured:

@@ -31,12 +31,14 @@ def _spread(tokens, rows, out, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COL
 
 
 _ROUTED_TOKENS = 16
+_LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # finite
 
 
 def choose(logits: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The highest `per_token` logits of each token, highest first, and their softmax.
 
-    logits: float32 [t, experts]; returns (weights float32, choices int64), both [t, per_token].
+    logits: float32 [t, experts]; returns (weights float32, choices int64), both [t, per_token]. NaN is the highest, as
+    in torch.topk, and makes all weights of its token NaN.
     """
     tokens, experts = logits.shape
     logits = logits.contiguous()
@@ -65,7 +67,10 @@ def _choose(
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     expert, slot = tl.arange(0, COLUMNS), tl.arange(0, SLOTS)
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
-    left = tl.load(logits + token[:, None] * experts + expert[None, :], mask=inside, other=float("-inf"))
+    read = tl.load(logits + token[:, None] * experts + expert[None, :], mask=inside, other=float("-inf"))
+    # Comparisons with NaN would end in a column that is no expert; what is taken or no expert ranks below all others.
+    ranked = tl.where(read != read, float("inf"), tl.maximum(read, _LOWEST))
+    left = tl.where(inside, ranked, float("-inf"))
     values = tl.full((ROWS, SLOTS), float("-inf"), tl.float32)
     indices = tl.zeros((ROWS, SLOTS), tl.int64)
     for found in tl.static_range(PER_TOKEN):
@@ -73,6 +78,7 @@ def _choose(
         values = tl.where(slot[None, :] == found, highest[:, None], values)
         indices = tl.where(slot[None, :] == found, index[:, None], indices)
         left = tl.where(expert[None, :] == index[:, None], float("-inf"), left)
+    values = tl.where(values == _LOWEST, float("-inf"), values)
     powers = tl.exp(values - tl.max(values, 1)[:, None])
     at = token[:, None] * PER_TOKEN + slot[None, :]
     kept = (token < tokens)[:, None] & (slot < PER_TOKEN)[None, :]

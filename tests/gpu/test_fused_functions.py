@@ -135,6 +135,23 @@ def test_chosen_experts_and_their_weights_are_those_of_plain_torch(experts):
         torch.testing.assert_close(found, right)
 
 
+@pytest.mark.parametrize("experts", [256, 60, 5])
+def test_broken_logits_choose_experts_that_exist_and_give_broken_weights(experts):
+    logits = torch.randn(40, experts, device="cuda")
+    logits[0], logits[1, 3], logits[2], logits[3, 4] = float("nan"), float("nan"), float("-inf"), float("inf")
+    logits[4, :-1] = float("-inf")
+    weights, chosen = NormalizedChoice.apply(logits, 3)
+    values, _ = logits.topk(3)
+    torch.testing.assert_close(weights, values.softmax(-1), equal_nan=True)
+    ordered = chosen.sort(-1).values
+    assert ordered.min() >= 0 and ordered.max() < experts and (ordered.diff() > 0).all()
+    assert chosen[1, 0] == 3
+    values = _random(40, 256)
+    rows = sort_by_expert(chosen, experts)[1]
+    summed = sum_rows(spread_rows(values, rows) * weights.flatten()[rows.flatten().argsort()][:, None], rows)
+    assert torch.equal(summed.isnan().all(-1), weights.isnan().any(-1))
+
+
 @pytest.mark.parametrize("width", [512, 768, 9728])
 def test_swiglu_has_the_gradients_of_plain_torch(width):
     for rows in (1, 300):

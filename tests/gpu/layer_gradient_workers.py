@@ -1,0 +1,262 @@
+"""Outputs and gradients of the actor's layers, beside those of plain torch in the same dtype and in float32.
+
+The plain layers share parameters and routes with the real ones, and none of their kernels but that of the delta rule in
+bfloat16, which has tests of its own: what they lose against float32 is what this dtype costs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from actor.device import compute_device
+from actor.distributed import start_model_parallel
+from actor.layers import attention, causal_attention, expert_dispatch, experts, gated_mlp, router, swiglu
+from actor.layers.gated_delta_net import GatedDeltaNet
+from actor.layers.gdn_kernels import DeltaRule, GdnKernels, load_kernels
+from actor.layers.gdn_torch import chunked_delta_rule, projected_heads
+from actor.layers.packed import PackInputs, pack_to_device
+from actor.models.build_model import build_model
+from actor.models.policy_model import PolicyModel
+from benchmarks.layer_shapes import hybrid_config
+from rlpipe.config.actor import ActorConfig
+from rlpipe.model.model_reader import trainable_model
+from rlpipe.shared.pack import Pack
+
+LAYERS, VOCABULARY = 4, 1024
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Of one forward and backward pass: float hidden states [t, h], and each parameter's gradient."""
+
+    hidden: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of one tensor. Errors are norms of differences from the float32 tensor over its norm, turns 1 - cosine with it.
+
+    found_*: of the layers as they run; plain_*: of plain torch in the same dtype.
+    """
+
+    name: str
+    size: int
+    norm: float
+    found_error: float
+    plain_error: float
+    found_turn: float
+    plain_turn: float
+
+
+def compare(
+    rank: int, count: int, backend: str, lengths: Sequence[int], tiny: bool, planted: Sequence[str]
+) -> dict[str, list[Comparison]]:
+    """Of the hidden states, of the token whose hidden states are worst, and of every gradient.
+
+    By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`.
+    """
+    actor = ActorConfig(dtype="bfloat16", gdn_backend=backend, threads=1)
+    start_model_parallel(actor, seed=0)
+    (policy,) = build_model(trainable_model(hybrid_config(LAYERS, VOCABULARY, tiny)), actor)
+    _randomize(policy)
+    inputs = pack_to_device(_pack(lengths), compute_device())
+    generator = torch.Generator(compute_device()).manual_seed(1)
+    direction = torch.randn(sum(lengths), policy.config.hidden_size, generator=generator, device=compute_device())
+    with pytest.MonkeyPatch.context() as patch:
+        routes = _record_routes(patch)
+        found = {"": _pass(policy, inputs, direction)}
+    for name in planted:
+        with pytest.MonkeyPatch.context() as patch:
+            ERRORS[name](patch, inputs)
+            found[name] = _pass(policy, inputs, direction)
+    inputs.sequences.routes = torch.stack(routes, 1).to(torch.int16)
+    with _plain_layers(policy, load_kernels(_backend(policy)).delta_rule):
+        plain = _pass(policy, inputs, direction)
+    policy.float()
+    policy.config.params_dtype = torch.float32
+    with _plain_layers(policy, chunked_delta_rule):
+        exact = _pass(policy, inputs, direction)
+    return {name: _compared(one, plain, exact) for name, one in found.items()}
+
+
+def _randomize(policy: PolicyModel) -> None:
+    """Values that no parameter's influence vanishes with."""
+    generator = torch.Generator(compute_device()).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith("A_log"):
+                parameter.uniform_(1, 16, generator=generator).log_()
+            elif name.endswith("conv1d.weight"):
+                parameter.normal_(std=0.3, generator=generator)
+            elif parameter.ndim > 1:
+                parameter.normal_(std=0.02, generator=generator)
+            else:
+                parameter.add_(torch.randn(parameter.shape, generator=generator, device=parameter.device) * 0.2)
+
+
+def _pack(lengths: Sequence[int]) -> Pack:
+    total = sum(lengths)
+    zeros, token_ids = np.zeros(total, np.float32), np.random.default_rng(0).integers(0, VOCABULARY, total)
+    ends = (0, *np.cumsum(lengths).tolist())
+    return Pack(
+        sample_ids=tuple(str(index) for index in range(len(lengths))),
+        token_ids=token_ids,
+        targets=token_ids,
+        position_ids=np.concatenate([np.arange(length) for length in lengths]),
+        loss_mask=zeros,
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        cu_seqlens=ends,
+        cu_seqlens_padded=ends,
+    )
+
+
+def _backend(policy: PolicyModel) -> Any:
+    return next(layer.kernels.backend for layer in policy.modules() if isinstance(layer, GatedDeltaNet))
+
+
+def _pass(policy: PolicyModel, inputs: PackInputs, direction: torch.Tensor) -> Passed:
+    """The gradient is a random one: that of the hidden states' own norm vanishes behind the last norm."""
+    hidden = policy(inputs).squeeze(1)
+    hidden.backward(direction.to(hidden.dtype))
+    gradients = {name: one.grad for name, one in policy.named_parameters() if one.grad is not None}
+    for parameter in policy.parameters():
+        parameter.grad = None
+    return Passed(hidden.detach(), gradients)
+
+
+def _record_routes(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Which experts each layer chooses: were plain layers to choose their own, near ties would hide all else."""
+    routes: list[torch.Tensor] = []
+    routing = router.ReplayRouter.routing
+
+    def recorded(self: Any, *arguments: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = routing(self, *arguments, **keywords)
+        routes.append(chosen)
+        return weights, chosen
+
+    patch.setattr(router.ReplayRouter, "routing", recorded)
+    return routes
+
+
+@contextmanager
+def _plain_layers(policy: PolicyModel, delta_rule: DeltaRule) -> Iterator[None]:
+    mixers = [layer for layer in policy.modules() if isinstance(layer, GatedDeltaNet)]
+    with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"):
+        for mixer in mixers:
+            patch.setattr(mixer, "kernels", GdnKernels("plain", projected_heads, delta_rule))
+        patch.setattr(attention, "causal_attention", _plain_attention)
+        patch.setattr(router, "Logits", SimpleNamespace(apply=lambda x, weight: x.float() @ weight.float().t()))
+        patch.setattr(expert_dispatch, "SpreadRows", SimpleNamespace(apply=_spread))
+        patch.setattr(expert_dispatch, "SumRowsBeside", SimpleNamespace(apply=_sum_beside))
+        patch.setattr(experts, "grouped_product", _products)
+        patch.setattr(experts, "weighted_swiglu", swiglu.weighted_product_of.__wrapped__)
+        patch.setattr(gated_mlp, "swiglu", swiglu.product_of.__wrapped__)
+        if torch.cuda.is_available():
+            _forbid_kernels(patch)
+        yield
+
+
+def _forbid_kernels(patch: pytest.MonkeyPatch) -> None:
+    from actor.layers import gdn_inputs, triton_kernels
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a kernel ran in plain layers")
+
+    for name in ("choose", "spread", "swiglu_gradient"):
+        patch.setattr(triton_kernels, name, forbidden)
+    patch.setattr(gdn_inputs.ProjectedHeads, "apply", forbidden)
+
+
+def _plain_attention(query: Any, key: Any, value: Any, queries: Any, keys: Any, scale: float) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return causal_attention._causal_in_batches(query, key, value, queries, scale)
+
+
+def _spread(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = tokens.new_zeros(rows.numel(), tokens.shape[1])
+    return out.index_copy(0, rows.flatten(), tokens.repeat_interleave(rows.shape[1], 0))
+
+
+def _sum_beside(
+    expert_rows: torch.Tensor, rows: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+) -> torch.Tensor:
+    return expert_rows[rows].sum(1) + shared * logits.sigmoid()
+
+
+def _products(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    counts = offsets.diff(prepend=offsets.new_zeros(1)).tolist()
+    return torch.cat([F.linear(rows, one) for rows, one in zip(x.split(counts), weight.unbind(), strict=True)])
+
+
+def _compared(found: Passed, plain: Passed, exact: Passed) -> list[Comparison]:
+    assert found.gradients.keys() == plain.gradients.keys() == exact.gradients.keys()
+    worst = _worst_token(found, exact), _worst_token(plain, exact)
+    rows = [_comparison("hidden states", found.hidden, plain.hidden, exact.hidden)]
+    rows.append(Comparison("hidden states of the worst token", exact.hidden.shape[1], 1.0, *worst, 0.0, 0.0))
+    for name, gradient in exact.gradients.items():
+        rows.append(_comparison(name, found.gradients[name], plain.gradients[name], gradient))
+    return rows
+
+
+def _worst_token(one: Passed, exact: Passed) -> float:
+    return float(((one.hidden.float() - exact.hidden).norm(dim=1) / exact.hidden.norm(dim=1)).max())
+
+
+def _comparison(name: str, found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Comparison:
+    norm = exact.norm()
+    errors = [float((one.float() - exact).norm() / norm) for one in (found, plain)]
+    turns = [_turn(one.float(), exact) for one in (found, plain)]
+    return Comparison(name, exact.numel(), float(norm), *errors, *turns)
+
+
+def _turn(one: torch.Tensor, other: torch.Tensor) -> float:
+    """1 - cosine, without the cancellation of its formula."""
+    return float((one / one.norm() - other / other.norm()).square().sum() / 2)
+
+
+def _convolve_over_ends(patch: pytest.MonkeyPatch, inputs: PackInputs) -> None:
+    """The short convolution takes the pack for one sequence."""
+    sequences = inputs.sequences
+    places = torch.arange(sequences.total_tokens, dtype=torch.int32, device=sequences.device)
+    patch.setitem(sequences.__dict__, "places", places)
+
+
+def _scale_weight_gradients(patch: pytest.MonkeyPatch, _: PackInputs) -> None:
+    """The gradients of the weights of experts, and with them the router's, are 10 % too large."""
+    from actor.layers import triton_kernels
+
+    gradient = triton_kernels.swiglu_gradient
+    scaled = lambda *arguments: _scaled_second(gradient(*arguments))  # noqa: E731
+    patch.setattr(triton_kernels, "swiglu_gradient", scaled)
+
+
+def _scaled_second(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return pair[0], pair[1] * 1.1
+
+
+def _scale_gate_gradients(patch: pytest.MonkeyPatch, _: PackInputs) -> None:
+    """The gradient of the shared expert's gate is 10 % too large."""
+    function = expert_dispatch.SumRowsBeside
+
+    def scaled(rows: torch.Tensor, places: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return function.apply(rows, places, shared, logits * 1.1 - logits.detach() * 0.1)
+
+    patch.setattr(expert_dispatch, "SumRowsBeside", SimpleNamespace(apply=scaled))
+
+
+ERRORS: dict[str, Callable[[pytest.MonkeyPatch, PackInputs], None]] = {
+    "convolution over ends": _convolve_over_ends,
+    "scaled gradients of weights": _scale_weight_gradients,
+    "scaled gradients of gates": _scale_gate_gradients,
+}
