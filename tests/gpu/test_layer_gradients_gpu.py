@@ -39,7 +39,7 @@ def _wrong(comparisons):
 def _of_allowed(one):
     """The share of what rounding explains: plain torch in the same dtype rounds more often than the kernels. Of a few
     elements two samples of the same roundings differ more."""
-    most = 1.5 + 8 / one.size**0.5
+    most = 1.5 + 32 / one.size
     error = one.found_error / (most * one.plain_error + 2e-3)
     return max(error, one.found_turn / (most**2 * one.plain_turn + 4e-6))
 
