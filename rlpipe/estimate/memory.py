@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.rollout import EngineConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
@@ -201,11 +202,11 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     if config.sft:
         return Engine({}, 0, None, 0)
     engine = config.rollout.engine
-    weights = model.parameters * _BYTES[engine.dtype] // engine.tensor_parallel
-    drafting = prediction_parameters(model.shape).total if engine.draft.predicts else 0
-    drafting = drafting * _BYTES[engine.dtype] // engine.tensor_parallel
-    small = fp8_parameters(model.shape, engine.quantization)
-    weights -= int(small * (1 - _SCALE_BYTES_PER_WEIGHT) / engine.tensor_parallel)
+    weights = _engine_bytes(engine, model.parameters, model.shape)
+    drafting = 0
+    if engine.draft.predicts:
+        one_layer = replace(model.shape, layers=model.shape.layers[-1:])
+        drafting = _engine_bytes(engine, prediction_parameters(model.shape).total, one_layer)
     longest = config.longest_sequence_tokens
     requests = engine.max_running_requests
     if not cluster.gpus:
@@ -229,6 +230,12 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         **workspace,
     }
     return Engine(_present(parts), pools.kv_tokens, pools.states, running)
+
+
+def _engine_bytes(engine: EngineConfig, parameters: int, shape: ModelShape) -> int:
+    """Of weights on one rank. shape: of the layers among them."""
+    saved = fp8_parameters(shape, engine.quantization) * (1 - _SCALE_BYTES_PER_WEIGHT)
+    return int((parameters * _BYTES[engine.dtype] - saved) / engine.tensor_parallel)
 
 
 def _host_parts(

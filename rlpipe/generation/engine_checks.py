@@ -33,8 +33,7 @@ def check_engines(config: Config) -> None:
     _check_context(config, model, folder)
     _check_stop_tokens(config, model, folder)
     _check_drafts(config, model, folder)
-    if config.rollout.engine.quantization != "none":
-        check_fp8(model, config.rollout.engine.tensor_parallel, config.rollout.engine.quantization)
+    _check_fp8(config, model)
     if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
         check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}
@@ -44,6 +43,14 @@ def check_engines(config: Config) -> None:
             "every response would run to its limit: add it there, or set rollout.sampling.stop_token_ids "
             "(ignore_eos: true if that is meant)"
         )
+
+
+def _check_fp8(config: Config, model: ModelDescription) -> None:
+    """Other layouts than over tensor and expert ranks are SGLang's to refuse, when the engine starts."""
+    engine = config.rollout.engine
+    layout = _LAYOUT_ARGUMENTS & set(engine.sglang)
+    if engine.quantization != "none" and layout <= {"ep_size"}:
+        check_fp8(model, engine.quantization, engine.tensor_parallel, int(engine.sglang.get("ep_size", 1)))
 
 
 def _check_context(config: Config, model: ModelDescription, folder: Path) -> None:

@@ -6,11 +6,11 @@ from rlpipe.shared.errors import ModelError
 _BLOCK = 128
 
 
-def check_fp8(model: ModelDescription, tensor: int, quantization: str = "fp8") -> None:
+def check_fp8(model: ModelDescription, quantization: str, tensor: int, expert: int = 1) -> None:
     """Raise ModelError unless what each of `tensor` ranks of an engine holds of a fused layer consists of whole
     blocks.
 
-    quantization: `rollout.engine.quantization`.
+    quantization: `rollout.engine.quantization`. expert: of the ranks, so many share the experts between them.
     """
     if quantization == "fp8_experts" and model.experts is None:
         raise ModelError(
@@ -19,7 +19,7 @@ def check_fp8(model: ModelDescription, tensor: int, quantization: str = "fp8") -
         )
     sizes = {"hidden_size": model.hidden_size * tensor}  # on every rank whole
     if model.experts is not None:
-        sizes["moe_intermediate_size"] = model.experts.width
+        sizes["moe_intermediate_size"] = model.experts.width * expert  # of whole experts, or of less divided ones
     if quantization == "fp8":
         sizes |= _projection_sizes(model, tensor)
     for name, size in sizes.items():

@@ -24,11 +24,13 @@ _READ = replaces(
     why="SGLang quantises by blocks only what is stored so",
     drop_when="quantization='fp8' with a block size takes a checkpoint in bfloat16",
 )
+_FIRST_WITH_FP8 = (8, 9)
+"""On earlier ones SGLang lays 8-bit weights out anew for its kernels when it has read them, which updates do not."""
 
 
 def install(quantization: str) -> None:
     """Call in a scheduler process of an engine with FP8 weights. Raises RolloutError on a GPU where SGLang would store
-    them in another form than they are sent in.
+    them in another form than they are sent in, and on one without 8-bit products.
 
     quantization: `rollout.engine.quantization`.
     """
@@ -36,6 +38,12 @@ def install(quantization: str) -> None:
     from sglang.srt.layers.quantization.fp8 import Fp8Config
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
+    capability = torch.cuda.get_device_capability()
+    if capability < _FIRST_WITH_FP8:
+        raise RolloutError(
+            f"rollout.engine.quantization is {quantization!r}, but this GPU has compute capability "
+            f"{capability[0]}.{capability[1]}, and products in 8 bits begin with 8.9: set it to 'none'"
+        )
     if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
         raise RolloutError(
             f"rollout.engine.quantization is {quantization!r}, but on this GPU SGLang rounds the scales of blocks "

@@ -18,6 +18,9 @@ VARIABLE = "RLPIPE_QUANTIZATION"
 """Environment variable of an engine's processes: `rollout.engine.quantization`, which says what they quantise."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
+_ELEMENTS_AT_ONCE = 2**26
+"""Of all experts of a layer, so many go through float32 at a time: one by one they are thousands of launches an update,
+all at once gigabytes."""
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
 _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
 _STACKED = r"mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj"
@@ -69,16 +72,26 @@ def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float8_e4m3fn of the same shape [..., rows, columns] and its scales, float32 [..., blocks, blocks].
 
     The largest magnitude of a block becomes the largest number of the format; a block of zeros has scale 1. Blocks at
-    the edges may be smaller.
+    the edges may be smaller. What is not finite does not become so: with its scale it is infinite or no number.
     """
-    if weight.dim() > 2:  # one after the other: all experts of a layer in float32 would be gigabytes
-        pairs = [quantize_blocks(part) for part in weight]
-        return torch.stack([part for part, _ in pairs]), torch.stack([scale for _, scale in pairs])
     rows, columns = weight.shape[-2:]
-    padded = torch.nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # [blocks, 128, blocks, 128]
-    largest = blocks.abs().amax((1, 3), keepdim=True).float()
+    matrices = weight.reshape(-1, rows, columns)
+    numbers = torch.empty_like(matrices, dtype=torch.float8_e4m3fn)
+    blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+    scales = torch.empty((len(matrices), *blocks), dtype=torch.float32, device=weight.device)
+    at_once = max(1, _ELEMENTS_AT_ONCE // (rows * columns))
+    for few, few_numbers, few_scales in zip(*(one.split(at_once) for one in (matrices, numbers, scales)), strict=True):
+        _quantize_into(few, few_numbers, few_scales)
+    return numbers.view(weight.shape), scales.view(*weight.shape[:-2], *blocks)
+
+
+def _quantize_into(matrices: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    rows, columns = matrices.shape[1:]
+    edges = (0, -columns % BLOCK, 0, -rows % BLOCK)
+    padded = torch.nn.functional.pad(matrices, edges) if any(edges) else matrices
+    blocks = padded.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # [matrices, blocks, 128, blocks, 128]
+    largest = blocks.abs().amax((2, 4), keepdim=True).float()
     scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
-    numbers = (blocks.float() / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    whole = numbers.flatten(2, 3).flatten(0, 1)
-    return whole[:rows, :columns].contiguous(), scale[:, 0, :, 0].contiguous()
+    whole = (blocks.float() / scale).clamp_(-_LARGEST, _LARGEST).flatten(3, 4).flatten(1, 2)
+    numbers.copy_(whole[:, :rows, :columns])
+    scales.copy_(scale[:, :, 0, :, 0])

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.weights import StackedExperts
 
@@ -147,6 +148,11 @@ class _Watch(TorchDispatchMode):
         name = self._name_of(source)
         if name is None or target.shape != source.shape or not self._is_kept(target):
             return False
+        if target.dtype == torch.float8_e4m3fn != source.dtype:
+            raise RolloutError(
+                f"{name!r} came in {source.dtype} for a parameter that the engine keeps in 8 bits, where it would lack "
+                "its scales: set rollout.engine.quantization to 'none', and report the model's family"
+            )
         self._seen.setdefault(name, []).append((target, source))
         return True
 

@@ -34,14 +34,25 @@ def test_sglang_takes_the_folder_for_one_that_is_stored_by_blocks():
     assert set(fp8) <= set(declared_server_arguments())
 
 
+def test_a_shared_expert_stays_beside_experts_in_8_bits():
+    alone = arguments_of(quantization="fp8_experts")
+    assert (
+        alone["disable_shared_experts_fusion"] and not arguments_of(quantization="fp8")["disable_shared_experts_fusion"]
+    )
+
+
 def test_what_cannot_be_quantized_is_refused():
     for name in ("Qwen3.5-35B-A3B", "Qwen3-30B-A3B", "Qwen3-8B", "Qwen3.5-9B"):
-        check_fp8(describe_model(name), 1)
-    check_fp8(HYBRID, 4)
+        check_fp8(describe_model(name), "fp8", 1)
+    check_fp8(HYBRID, "fp8", 4)
+    check_fp8(HYBRID, "fp8_experts", 4)
+    check_fp8(HYBRID, "fp8_experts", 8, expert=2)
     with pytest.raises(ModelError, match="has no experts"):
-        check_fp8(describe_model("Qwen3-8B"), 1, "fp8_experts")
+        check_fp8(describe_model("Qwen3-8B"), "fp8_experts", 1)
     with pytest.raises(ModelError, match="moe_intermediate_size .* gives 64 on a rank"):
-        check_fp8(HYBRID, 8)
+        check_fp8(HYBRID, "fp8_experts", 8)
+    with pytest.raises(ModelError, match="shared_expert_intermediate_size .* gives 64 on a rank"):
+        check_fp8(HYBRID, "fp8", 8, expert=8)
     with pytest.raises(ConfigError, match=r"quantization is 'fp8', for which a CPU engine has no kernels"):
         check_fp8_device("cpu", EngineConfig(quantization="fp8"))
     check_fp8_device("cuda", EngineConfig(quantization="fp8"))

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.weights import experts_part
+from rollout.weights import block_fp8
 from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
 
@@ -232,8 +234,15 @@ def test_quantized_experts_are_copied_with_their_scales():
     assert len([name for name in model.loaded if name != "norm"]) == 12  # asked for once, then repeated
 
 
-@pytest.mark.parametrize("shape", [(256, 128), (300, 200), (2, 130, 256)])
-def test_blocks_are_quantized_as_a_loop_over_them_does(shape):
+def test_a_weight_without_its_scales_is_refused_where_the_engine_keeps_8_bits():
+    with pytest.raises(RolloutError, match=r"gate_up_proj' came in torch.float32 for a parameter .* in 8 bits"):
+        WeightLoader().load(Blocks(), [(f"{ROOT}.gate_up_proj", torch.randn(2, 256, 256))])
+
+
+@pytest.mark.parametrize("at_once", [2**26, 1])
+@pytest.mark.parametrize("shape", [(256, 128), (300, 200), (3, 130, 256)])
+def test_blocks_are_quantized_as_a_loop_over_them_does(monkeypatch, shape, at_once):
+    monkeypatch.setattr(block_fp8, "_ELEMENTS_AT_ONCE", at_once)
     torch.manual_seed(0)
     weight = torch.randn(shape).bfloat16() * torch.rand(shape[-2])[:, None].bfloat16()
     weight[..., :128, :128] = 0
@@ -251,6 +260,26 @@ def test_blocks_are_quantized_as_a_loop_over_them_does(shape):
                 found = flat_numbers[index, row : row + 128, column : column + 128].float()
                 assert torch.equal(found, (block / scale).to(torch.float8_e4m3fn).float())
                 assert ((found * scale - block).abs() <= block.abs() / 16 + scale / 512).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so_in_8_bits_and_harms_no_other_block(value):
+    weight = torch.ones(2, 256, 256).bfloat16()
+    weight[1, 3, 200] = value
+    numbers, scales = quantize_blocks(weight)
+    found = numbers.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    assert not found[1, 3, 200].isfinite()
+    found[1, :128, 128:] = 1
+    assert torch.equal(found, torch.ones_like(found))
+
+
+@pytest.mark.parametrize("size", [torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).tiny])
+def test_the_largest_and_the_smallest_weights_survive(size):
+    weight = torch.full((128, 128), size, dtype=torch.bfloat16)
+    weight[0] = 0
+    numbers, scales = quantize_blocks(weight)
+    found = numbers.double() * scales.double()
+    assert torch.allclose(found, weight.double(), rtol=1e-3, atol=0)
 
 
 def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
