@@ -45,10 +45,9 @@ _PROFILED_STEPS = 40
 FP8_VARIANTS: dict[str, dict[str, Any]] = {
     "fp8": {"quantization": "fp8"},
     "fp8+cache": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
-    "experts": {"quantization": "fp8_experts"},
-    "experts+cache": {"quantization": "fp8_experts", "kv_cache_dtype": "fp8"},
-    "experts+cutlass": {"quantization": "fp8_experts", "sglang": {"moe_runner_backend": "cutlass"}},
-    "experts+deep_gemm": {"quantization": "fp8_experts", "sglang": {"moe_runner_backend": "deep_gemm"}},
+    "fp8+cutlass": {"quantization": "fp8", "sglang": {"moe_runner_backend": "cutlass"}},
+    "fp8_all": {"quantization": "fp8_all"},
+    "fp8_all+cache": {"quantization": "fp8_all", "kv_cache_dtype": "fp8"},
 }
 """Settings of rollout.engine that can be compared in one run."""
 
@@ -110,18 +109,18 @@ def _measure_all(pools: dict[str, RolloutPool], options: argparse.Namespace) -> 
 
 
 def _profile_all(pools: dict[str, RolloutPool], options: argparse.Namespace, scratch: Path) -> None:
-    """Kernels of decoding by their kind. The trace begins when all requests are past their prompt."""
-    for count in options.concurrency:
-        requests = make_requests(count, options.tokens)
-        for index, (label, pool) in enumerate(pools.items()):
-            trace = scratch / f"trace_{index}_{count}"
-            with ThreadPoolExecutor(1) as beside:
-                answered = beside.submit(asyncio.run, _answers(pool, requests))
-                time.sleep(_PREFILL_SECONDS)
-                begin_trace(pool.serving()[0], trace, _PROFILED_STEPS)
-                answered.result()
-            print(f"{label}, {count} at a time: ", end="")
-            print_trace(trace, _PROFILED_STEPS)
+    """Kernels of decoding the most requests, by their kind. The trace begins when all are past their prompt."""
+    count = max(options.concurrency)
+    requests = make_requests(count, options.tokens)
+    for index, (label, pool) in enumerate(pools.items()):
+        trace = scratch / f"trace_{index}"
+        with ThreadPoolExecutor(1) as beside:
+            answered = beside.submit(asyncio.run, _answers(pool, requests))
+            time.sleep(_PREFILL_SECONDS)
+            begin_trace(pool.serving()[0], trace, _PROFILED_STEPS)
+            answered.result()
+        print(f"{label}, {count} at a time: ", end="")
+        print_trace(trace, _PROFILED_STEPS)
 
 
 async def _answers(pool: RolloutPool, requests: list[GenerateRequest]) -> list[Generation]:

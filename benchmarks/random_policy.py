@@ -18,7 +18,8 @@ from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.weights import TensorSpec
 
 _SHARD_BYTES = 10**9
-_WRITERS = 12
+_WRITERS = 6
+"""At a time; each holds its shard twice."""
 _DRAWN = 16 * 2**20
 """Numbers that are drawn. Larger tensors repeat them: drawing eight billion takes minutes, and no benchmark that reads
 these weights can tell."""

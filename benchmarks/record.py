@@ -83,6 +83,19 @@ BENCHMARKS = {
         "The fastest rounds count, for what else a machine does only ever slows them. The pool is to reach 97 % of raw "
         "SGLang. The looks tell whether a scheduler waits for the GPU or the GPU for it.",
     ),
+    "rollout_fp8": (
+        "Rollouts in 8 bits",
+        "Engines of the same policy in turns: bfloat16, and what `rollout.engine.quantization` and `kv_cache_dtype` "
+        "make of it; the shape is that of the first layers of Qwen3.5-35B-A3B. At 128 requests `fp8` is to reach 1.25.",
+    ),
+    "rollout_drafts": (
+        "Drafts",
+        "As above with drafts by the model's own prediction layer. The next token is known about half of the time.",
+    ),
+    "tune_moe_fp8": (
+        "Block sizes of the experts' kernel in 8 bits",
+        "As below, by blocks of 128 x 128 weights; with the kernels that quantise what comes in.",
+    ),
     "tune_moe": (
         "Block sizes of the experts' kernel",
         "What `rollout/moe_kernel_blocks` holds for this card, beside SGLang's choice without a file, and the floor: "
@@ -231,6 +244,9 @@ ARGUMENTS = {
         "128",
         "512",
     ),
+    "rollout_fp8": ("rollout", "--hybrid-layers", "8", "--quantization", "fp8", "fp8+cache", "fp8_all"),
+    "rollout_drafts": ("rollout", "--hybrid-layers", "8", "--draft", "mtp", "auto"),
+    "tune_moe_fp8": ("tune_moe", "--fp8"),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
     "whole_step_flashqla": ("whole_step", "--table", "--gdn", "flashqla", *_OF_TABLE),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),

@@ -4,7 +4,7 @@
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
     python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
     python benchmarks/rollout.py --draft mtp [--policy FOLDER] [--concurrency 1 16 128]     a GPU; see engine_variants
-    python benchmarks/rollout.py --quantization fp8 experts [--profile]                     likewise
+    python benchmarks/rollout.py --quantization fp8 fp8_all [--profile]                     likewise
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
 between requests, or streaming. Both engines live side by side (on a GPU both in its memory) and work one after the
@@ -133,7 +133,7 @@ def main() -> None:
     )
     parser.add_argument("--brief", action="store_true", help="with --ablate: raw SGLang and pools alone")
     parser.add_argument("--at", type=int, nargs="+", help="with --ablate: so many of the prompts at a time")
-    parser.add_argument("--draft", choices=("mtp", "auto"), help="an engine that drafts beside one that does not")
+    parser.add_argument("--draft", choices=("mtp", "auto"), nargs="+", help="engines that draft beside one without")
     parser.add_argument("--quantization", choices=tuple(FP8_VARIANTS), nargs="+", help="engines in 8 bits, likewise")
     parser.add_argument("--policy", help="with --draft: folder of the policy")
     parser.add_argument("--steps", type=int, default=3, help="with --draft: tokens of a draft")
@@ -141,8 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.draft or options.quantization:
         variants = {one: FP8_VARIANTS[one] for one in options.quantization or ()}
-        if options.draft:
-            variants[options.draft] = {"draft": {"method": options.draft, "steps": options.steps}}
+        variants |= {one: {"draft": {"method": one, "steps": options.steps}} for one in options.draft or ()}
         compare_variants(options, variants)
         return
     if options.hybrid_layers and not torch.cuda.is_available():

@@ -22,7 +22,7 @@ def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
         stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
         arguments["json_model_override_args"] = json.dumps({"quantization_config": stored})
         # Qwen3-Next's shared expert would be one more of the others, and have 8 bits with them.
-        arguments["disable_shared_experts_fusion"] = engine.quantization == "fp8_experts"
+        arguments["disable_shared_experts_fusion"] = engine.quantization == "fp8"
         # SGLang's own choice, DeepGEMM, compiles thousands of kernels with nvcc when it first meets a layer.
         arguments["fp8_gemm_runner_backend"] = "triton"
     if engine.kv_cache_dtype == "fp8":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.flops.layers import DecoderLayer, GatedDeltaNet, GroupedQueryAttention, LatentAttention, MixtureOfExperts
 from rlpipe.flops.shape import ModelShape
+from rlpipe.model.fp8_checks import quantized_parts
 
 _VOCABULARY_MULTIPLE = 8
 
@@ -46,13 +47,11 @@ def prediction_parameters(shape: ModelShape) -> Parameters:
 
 
 def fp8_parameters(shape: ModelShape, quantization: str) -> int:
-    """Of the decoder's, those that an engine keeps in 8 bits: experts, and with 'fp8' also projections of softmax
-    attention and all other feed-forward parts but routers and gates.
+    """Of the decoder's, those that an engine keeps in 8 bits: experts, or also projections of softmax attention and all
+    other feed-forward parts but routers and gates.
 
     quantization: `rollout.engine.quantization`.
     """
-    if quantization == "none":
-        return 0
     experts = others = 0
     for layer in shape.layers:
         mixer, feed_forward = layer.mixer, layer.feed_forward
@@ -62,7 +61,8 @@ def fp8_parameters(shape: ModelShape, quantization: str) -> int:
             others += 3 * shape.hidden_size * feed_forward.shared_intermediate_size
         else:
             others += feed_forward.weights_flops // 2
-    return experts + (others if quantization == "fp8" else 0)
+    parts = quantized_parts(quantization, experts > 0)
+    return {"none": 0, "experts": experts, "all": experts + others}[parts]
 
 
 def stage_parameters(shape: ModelShape, tied: bool, pipeline: int) -> Parameters:

@@ -1,8 +1,8 @@
 """Weights in FP8 by blocks of 128 x 128: which ones, and their numbers.
 
-Experts, attention projections and feed-forward layers are quantised; embedding, head, norms, routers, gates and Gated
-DeltaNet stay as they are. The format is that of DeepSeek-V3's checkpoints (arXiv 2412.19437, section 3.3): a weight in
-float8_e4m3fn and `weight_scale_inv`, float32 [rows / 128, columns / 128], with which it is multiplied.
+Experts are quantised, or experts, attention projections and feed-forward layers; embedding, head, norms, routers, gates
+and Gated DeltaNet stay as they are. The format is that of DeepSeek-V3's checkpoints (arXiv 2412.19437, section 3.3): a
+weight in float8_e4m3fn and `weight_scale_inv`, float32 [rows / 128, columns / 128], with which it is multiplied.
 """
 
 import os
@@ -14,8 +14,8 @@ import torch
 from rollout.fp8_arguments import BLOCK
 
 SCALE = "_scale_inv"
-VARIABLE = "RLPIPE_QUANTIZATION"
-"""Environment variable of an engine's processes: `rollout.engine.quantization`, which says what they quantise."""
+VARIABLE = "RLPIPE_QUANTIZED_PARTS"
+"""Environment variable of an engine's processes: what they quantise."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _ELEMENTS_AT_ONCE = 2**26
@@ -26,41 +26,41 @@ _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
 _STACKED = r"mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj"
 _EXPERT = r"mlp\.experts\.\d+\.(?:gate|up|down)_proj\.weight"
 _WEIGHTS = {
-    "fp8": re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|{_STACKED})$"),
-    "fp8_experts": re.compile(rf"(?:^|\.)(?:{_EXPERT}|{_STACKED})$"),
+    "all": re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|{_STACKED})$"),
+    "experts": re.compile(rf"(?:^|\.)(?:{_EXPERT}|{_STACKED})$"),
 }
 _MODULES = {
-    "fp8": re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$"),
-    "fp8_experts": re.compile(r"(?:^|\.)mlp\.experts$"),
+    "all": re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$"),
+    "experts": re.compile(r"(?:^|\.)mlp\.experts$"),
 }
 _OTHER_TOWERS = ("visual.", "vision_tower.")
 
 
-def quantization_here() -> str:
-    """`rollout.engine.quantization` of the engine that this process belongs to."""
+def quantized_parts_here() -> str:
+    """What the engine quantises that this process belongs to."""
     return os.environ.get(VARIABLE, "none")
 
 
-def is_quantized(name: str, quantization: str) -> bool:
-    """Of a tensor, by its Hugging Face name. quantization: `rollout.engine.quantization`."""
-    return _is_meant(_WEIGHTS, name, quantization)
+def is_quantized(name: str, parts: str) -> bool:
+    """Of a tensor, by its Hugging Face name. parts: `QuantizedParts`."""
+    return _is_meant(_WEIGHTS, name, parts)
 
 
-def is_quantized_module(prefix: str, quantization: str) -> bool:
+def is_quantized_module(prefix: str, parts: str) -> bool:
     """The same of a module of SGLang, by its path."""
-    return _is_meant(_MODULES, prefix, quantization)
+    return _is_meant(_MODULES, prefix, parts)
 
 
-def _is_meant(rules: dict[str, re.Pattern[str]], name: str, quantization: str) -> bool:
-    if quantization == "none" or any(tower in name for tower in _OTHER_TOWERS):
+def _is_meant(rules: dict[str, re.Pattern[str]], name: str, parts: str) -> bool:
+    if parts == "none" or any(tower in name for tower in _OTHER_TOWERS):
         return False
-    return rules[quantization].search(name) is not None
+    return rules[parts].search(name) is not None
 
 
-def quantized(tensors: Iterable[tuple[str, torch.Tensor]], quantization: str) -> Iterator[tuple[str, torch.Tensor]]:
+def quantized(tensors: Iterable[tuple[str, torch.Tensor]], parts: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that is quantised as two, its scale after it; others as they come."""
     for name, tensor in tensors:
-        if is_quantized(name, quantization):
+        if is_quantized(name, parts):
             weight, scale = quantize_blocks(tensor)
             yield name, weight
             yield f"{name}{SCALE}", scale

@@ -21,11 +21,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["auto", "fp8"])
+@pytest.fixture(scope="module", params=[("fp8", "auto"), ("fp8_all", "fp8")])
 def engine(request, tmp_path_factory) -> Iterator[Started]:
     scratch = tmp_path_factory.mktemp("fp8")
     folder = save_hybrid(scratch / "hybrid", seed=0)
-    config = _config(quantization="fp8", kv_cache_dtype=request.param, draft={"method": "mtp"})
+    quantization, cache = request.param
+    config = _config(quantization=quantization, kv_cache_dtype=cache, draft={"method": "mtp"})
     with (
         ray_cluster(config),
         engine_placement(config) as place,

@@ -23,36 +23,37 @@ def arguments_of(**engine) -> dict:
 
 
 def test_sglang_takes_the_folder_for_one_that_is_stored_by_blocks():
-    plain, fp8 = arguments_of(), arguments_of(quantization="fp8", kv_cache_dtype="fp8")
+    plain, fp8 = arguments_of(), arguments_of(quantization="fp8_all", kv_cache_dtype="fp8")
     assert not {"json_model_override_args", "kv_cache_dtype"} & set(plain)
     stored = json.loads(fp8["json_model_override_args"])["quantization_config"]
     assert stored["quant_method"] == "fp8" and stored["weight_block_size"] == [128, 128]
     assert fp8["kv_cache_dtype"] == "fp8_e4m3"
     assert fp8["fp8_gemm_runner_backend"] == "triton"
-    chosen = arguments_of(quantization="fp8", sglang={"fp8_gemm_runner_backend": "deep_gemm"})
+    chosen = arguments_of(quantization="fp8_all", sglang={"fp8_gemm_runner_backend": "deep_gemm"})
     assert chosen["fp8_gemm_runner_backend"] == "deep_gemm"
     assert set(fp8) <= set(declared_server_arguments())
 
 
 def test_a_shared_expert_stays_beside_experts_in_8_bits():
-    alone = arguments_of(quantization="fp8_experts")
+    alone = arguments_of(quantization="fp8")
     assert (
-        alone["disable_shared_experts_fusion"] and not arguments_of(quantization="fp8")["disable_shared_experts_fusion"]
+        alone["disable_shared_experts_fusion"]
+        and not arguments_of(quantization="fp8_all")["disable_shared_experts_fusion"]
     )
 
 
 def test_what_cannot_be_quantized_is_refused():
     for name in ("Qwen3.5-35B-A3B", "Qwen3-30B-A3B", "Qwen3-8B", "Qwen3.5-9B"):
-        check_fp8(describe_model(name), "fp8", 1)
+        check_fp8(describe_model(name), "fp8_all", 1)
+    check_fp8(HYBRID, "fp8_all", 4)
     check_fp8(HYBRID, "fp8", 4)
-    check_fp8(HYBRID, "fp8_experts", 4)
-    check_fp8(HYBRID, "fp8_experts", 8, expert=2)
-    with pytest.raises(ModelError, match="has no experts"):
-        check_fp8(describe_model("Qwen3-8B"), "fp8_experts", 1)
+    check_fp8(HYBRID, "fp8", 8, expert=2)
+    with pytest.raises(ModelError, match="query heads x head_dim of Qwen3ForCausalLM gives 32 on a rank"):
+        check_fp8(describe_model("Qwen3-8B"), "fp8", 128)
     with pytest.raises(ModelError, match="moe_intermediate_size .* gives 64 on a rank"):
-        check_fp8(HYBRID, "fp8_experts", 8)
+        check_fp8(HYBRID, "fp8", 8)
     with pytest.raises(ModelError, match="shared_expert_intermediate_size .* gives 64 on a rank"):
-        check_fp8(HYBRID, "fp8", 8, expert=8)
+        check_fp8(HYBRID, "fp8_all", 8, expert=8)
     with pytest.raises(ConfigError, match=r"quantization is 'fp8', for which a CPU engine has no kernels"):
         check_fp8_device("cpu", EngineConfig(quantization="fp8"))
     check_fp8_device("cuda", EngineConfig(quantization="fp8"))
@@ -64,9 +65,7 @@ def test_what_cannot_be_quantized_is_refused():
 
 def test_most_weights_and_half_of_the_pool_are_saved():
     total = model_parameters(HYBRID.shape, HYBRID.tied_embeddings).total
-    assert (
-        0.9 < fp8_parameters(HYBRID.shape, "fp8_experts") / total < fp8_parameters(HYBRID.shape, "fp8") / total < 0.97
-    )
+    assert 0.9 < fp8_parameters(HYBRID.shape, "fp8") / total < fp8_parameters(HYBRID.shape, "fp8_all") / total < 0.97
     assert fp8_parameters(HYBRID.shape, "none") == 0
     plain, small = (
         needed_pools(HYBRID.shape, EngineConfig(kv_cache_dtype=dtype), "", 9, 100) for dtype in ("auto", "fp8")
