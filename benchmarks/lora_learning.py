@@ -32,7 +32,7 @@ class Demo:
 
 DEMOS = {
     "arithmetic": Demo("configs/demo/arithmetic.yaml", 100, 8, 2e-4, 2e-3, ("rank=8", "alpha=16")),
-    "hybrid": Demo("configs/demo/hybrid.yaml", 100, 8, 2e-4, 2e-3, ("rank=8", "alpha=16", "experts=each")),
+    "hybrid": Demo("configs/demo/hybrid.yaml", 150, 14, 5e-4, 5e-3, ("rank=8", "alpha=16", "experts=each")),
 }
 
 
