@@ -237,6 +237,7 @@ def served_answers(way: Way, folder: Path, prompts: list[list[int]]) -> list[lis
         command += ["--grammar-backend", "none"]
     else:
         command += ["--mem-fraction-static", "0.5", "--cuda-graph-max-bs-decode", "8", "--disable-prefill-cuda-graph"]
+        command += ["--attention-backend", "triton"]  # SGLang's own choice is missing in some builds of sgl_kernel
     log = way.folder / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
