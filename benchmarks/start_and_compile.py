@@ -41,7 +41,7 @@ def main() -> None:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         settings = [f"jit.cache_directory={folder / 'caches'}", *options.settings]
-        config = _write_configuration(options, folder)
+        config = write_configuration(options, folder)
         for name, iterations in (("cold", options.iterations), ("warm", options.warm_iterations)):
             if name not in options.runs.split(","):
                 continue
@@ -108,7 +108,7 @@ def _events(path: Path) -> list[tuple[int, tuple[str, JitEvent]]]:
     ]
 
 
-def _write_configuration(options: argparse.Namespace, folder: Path) -> Path:
+def write_configuration(options: argparse.Namespace, folder: Path) -> Path:
     dtype = "float32" if options.tiny else "bfloat16"
     policy = folder / "policy"
     if not (policy / "config.json").exists():
@@ -119,6 +119,7 @@ def _write_configuration(options: argparse.Namespace, folder: Path) -> Path:
         "run": {"name": "start", "iterations": 1},
         "model": {"path": str(policy)},
         "data": {"train": _data_sets(options, folder), "max_prompt_tokens": options.prompt_tokens},
+        "eval": {"datasets": []},
         "rollout": {
             "prompts_per_iteration": options.prompts,
             "samples_per_prompt": options.samples,
