@@ -33,6 +33,7 @@ class Chaos:
 
         self._strikes, self._record = strikes, record
         self._iteration: int | None = None
+        self._due: list[threading.Timer] = []
         self._watch_phases()
         self._watch_tasks()
         self._watch_calls(RolloutPool, "sleep")
@@ -41,12 +42,17 @@ class Chaos:
 
     def begin(self, iteration: int | None, words: str) -> None:
         """A phase begins, a task of the start, or a call that stands for a phase. Of several strikes that are due, the
-        first is made now, and the next where the phase begins again: a process is lost once."""
+        first is made now, and the next where the phase begins again: a process is lost once. Of an iteration, a strike
+        is made before the next phase begins: on a busy machine that one's could otherwise end the process first."""
+        while self._due:
+            self._due.pop().join()
         for strike in [one for one in self._strikes if one.is_due(iteration, words)][:1]:
             self._strikes.remove(strike)
             timer = threading.Timer(strike.delay_seconds, self._strike, (strike,))
             timer.daemon = True
             timer.start()
+            if strike.iteration is not None:
+                self._due.append(timer)
 
     def _strike(self, strike: Strike) -> None:
         if strike.iteration is None and not _victims(strike):  # of the start; they are there in a moment
