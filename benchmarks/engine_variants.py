@@ -14,19 +14,20 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from inside_engine import begin_trace
 from kernel_groups import print_trace
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
+from ray.util import placement_group
 from rollout_requests import make_requests
 
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import RlpipeError
-from rlpipe.training.placement import placements
+from rlpipe.training.placement import Placement, cluster_gpus
 from rlpipe.training.ray_cluster import ray_cluster
 from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, Generation
@@ -66,8 +67,7 @@ def compare_variants(options: argparse.Namespace, variants: dict[str, dict[str, 
             known_next=True,
         )
         opened.enter_context(ray_cluster(configs[_PLAIN]))
-        _, place = opened.enter_context(placements(configs[_PLAIN]))
-        share = replace(place, gpus_per_bundle=math.floor(2e3 * place.gpus_per_bundle / len(configs)) / 1e3)
+        share = _shared_by(len(configs))
         started = {
             name: opened.enter_context(RolloutPool.start(config, folder, share, log_directory=f"{scratch}/{index}"))
             for index, (name, config) in enumerate(configs.items())
@@ -76,6 +76,14 @@ def compare_variants(options: argparse.Namespace, variants: dict[str, dict[str, 
         _measure_all(pools, options)
         if options.profile:
             _profile_all(pools, options, Path(scratch))
+
+
+def _shared_by(engines: int) -> Placement:
+    """A processor of each engine, and its share of one GPU."""
+    gpus = min(1, cluster_gpus())
+    group = placement_group([{"CPU": engines} | ({"GPU": gpus} if gpus else {})])
+    ray.get(group.ready(), timeout=_SECONDS)
+    return Placement(group, (0,), math.floor(1e3 * gpus / engines) / 1e3)
 
 
 def _is_ready(name: str, pool: RolloutPool) -> bool:
@@ -147,7 +155,7 @@ def _config(options: argparse.Namespace, engine: dict[str, Any], engines: int) -
             "model": {"path": "unused"},
             "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _PROMPT_TOKENS},
             "actor": {"max_tokens_per_gpu": _PROMPT_TOKENS + options.tokens},
-            "ray": {"colocate": True, "sleep": "never"},
+            "ray": {"colocate": True, "sleep": "never", "cpus": engines + 1},
             "jit": {"warm_up": "off"},
             "rollout": {
                 "max_response_tokens": options.tokens,
