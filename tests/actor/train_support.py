@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,6 +120,7 @@ def run_processes(
 def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     faulthandler.register(signal.SIGUSR1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _show_one_gpu(rank)
     try:
         import torch
@@ -144,6 +146,14 @@ def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
         distributed.leave()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    """Killed tests must not leave processes that hold a GPU and tens of gigabytes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _show_one_gpu(rank: int) -> None:

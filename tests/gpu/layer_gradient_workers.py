@@ -4,6 +4,7 @@ The plain layers share parameters and routes with the real ones, and none of the
 bfloat16, which has tests of its own: what they lose against float32 is what this dtype costs.
 """
 
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,11 @@ def compare(
     policy.config.params_dtype = torch.float32
     with _plain_layers(policy, chunked_delta_rule):
         exact = _pass(policy, inputs, direction)
-    return {name: _compared(one, plain, exact) for name, one in found.items()}
+    compared = {name: _compared(one, plain, exact) for name, one in found.items()}
+    host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    print(f"\nat most {host_bytes / 1e9:.1f} GB, GPU {device_bytes / 1e9:.1f} GB", flush=True)
+    return compared
 
 
 def _randomize(policy: PolicyModel) -> None:
