@@ -55,6 +55,7 @@ def install(parts: str) -> None:
 
 def _by_rule(method: Callable[..., Any], parts: str) -> Callable[..., Any]:
     from sglang.srt.layers.linear import LinearBase
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
     from sglang.srt.layers.radix_attention import RadixAttention
 
@@ -63,6 +64,11 @@ def _by_rule(method: Callable[..., Any], parts: str) -> Callable[..., Any]:
             return None  # scales of the cache are 1; as parameters they would be lost when the engine sleeps
         if isinstance(layer, LinearBase) and not is_quantized_module(prefix, parts):
             return UnquantizedLinearMethod()
+        if isinstance(layer, FusedMoE) and not is_quantized_module(prefix, parts):
+            raise RolloutError(
+                f"rollout.engine.quantization is on, but the model keeps experts as {prefix!r}, and tensors that are "
+                "quantised are known by other names: set it to 'none'"
+            )
         return method(config, layer, prefix)
 
     return get_quant_method

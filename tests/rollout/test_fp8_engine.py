@@ -1,6 +1,10 @@
 """FP8 engines: what is refused, what SGLang is told, and what it saves."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,29 @@ from rollout.fp8_arguments import check_fp8_device
 from rollout.sglang_source import declared_server_arguments
 
 HYBRID = describe_model("Qwen3.5-35B-A3B")
+STAND_INS = Path(server_arguments.__code__.co_filename).parent / "cpu_stand_ins"
+CHOOSE = """
+from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+from rlpipe.shared.errors import RolloutError
+from rollout.sglang_patches.fp8_model import _by_rule
+
+def chosen(kind, prefix, parts):
+    try:
+        method = _by_rule(lambda config, layer, prefix: "fp8", parts)(None, object.__new__(kind), prefix)
+    except RolloutError as error:
+        return str(error)
+    return method if isinstance(method, str) else type(method).__name__
+
+for parts in ("experts", "all"):
+    for kind, module in (
+        (FusedMoE, "mlp.experts"),
+        (FusedMoE, "block_sparse_moe.experts"),
+        (LinearBase, "mlp.shared_expert.down_proj"),
+        (LinearBase, "linear_attn.out_proj"),
+    ):
+        print(chosen(kind, f"model.layers.0.{module}", parts))
+"""
 
 
 def arguments_of(**engine) -> dict:
@@ -71,3 +98,18 @@ def test_most_weights_and_half_of_the_pool_are_saved():
         needed_pools(HYBRID.shape, EngineConfig(kv_cache_dtype=dtype), "", 9, 100) for dtype in ("auto", "fp8")
     )
     assert small.token_bytes * 2 == plain.token_bytes and small.state_bytes == plain.state_bytes
+
+
+def test_modules_get_8_bits_by_the_rule_that_quantises_their_tensors():
+    path = os.pathsep.join([str(STAND_INS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", CHOOSE],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    experts, named_otherwise, shared, mixer, *of_all = done.stdout.splitlines()[-8:]
+    assert "the model keeps experts as 'model.layers.0.block_sparse_moe.experts'" in named_otherwise
+    assert (experts, shared, mixer) == ("fp8", "UnquantizedLinearMethod", "UnquantizedLinearMethod")
+    assert of_all == ["fp8", named_otherwise, "fp8", "UnquantizedLinearMethod"]

@@ -11,6 +11,7 @@ from rollout.sglang_source import sglang_folder
 
 VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 MEASURED = "triton_3_6_0/E=256,N=512,device_name=NVIDIA_H200.json"
+IN_8_BITS = "triton_3_6_0/E=256,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]"
 OF_SGLANG = "triton_3_2_0/E=128,N=768,device_name=NVIDIA_H200.json"
 LOOK = """
 import json, sys, triton
@@ -19,7 +20,9 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_confi
 triton.__version__ = "3.6.0"
 module.get_device_name = lambda: "NVIDIA H200"
 module.get_exec = lambda: type("Exec", (), {"deterministic": type("No", (), {"enable_deterministic_inference": False})})
-print(json.dumps([module.get_moe_configs(*shape, None) for shape in ((256, 512), (128, 768), (7, 7))]))
+found = [module.get_moe_configs(*shape, None) for shape in ((256, 512), (128, 768), (7, 7))]
+found += [module.get_moe_configs(256, 512, "fp8_w8a8", 128, 128, down_moe=down) for down in (False, True)]
+print(json.dumps(found))
 """
 
 
@@ -33,10 +36,12 @@ def test_measured_blocks_come_before_those_of_sglang(tmp_path, monkeypatch):
 
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
-    measured, of_sglang, nothing = json.loads(done.stdout.splitlines()[-1])
+    measured, of_sglang, nothing, first, second = json.loads(done.stdout.splitlines()[-1])
     assert measured == json.loads((configs / MEASURED).read_text())
     assert of_sglang == json.loads((configs / OF_SGLANG).read_text())
     assert nothing is None
+    assert first == json.loads((configs / f"{IN_8_BITS}.json").read_text())
+    assert second == json.loads((configs / f"{IN_8_BITS}_down.json").read_text())
 
 
 def test_the_users_folder_stays(tmp_path, monkeypatch):
