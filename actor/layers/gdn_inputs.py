@@ -14,7 +14,7 @@ import triton.language as tl
 from actor.layers.gdn_torch import split_sections
 
 _ROWS, _WARPS = 32, 8
-_STRETCH_ROWS, _STRETCH_TILES, _STRETCH_WARPS = 8, 32, 4
+_STRETCH_STEPS, _ROWS_AHEAD = 128, 4
 _EPSILON: tl.constexpr = tl.constexpr(1e-6)
 # Lengths of packs differ: Triton would compile anew for those that are, and are not, multiples of 16.
 _ANY_LENGTH = ["tokens"]
@@ -50,7 +50,9 @@ class ProjectedHeads(torch.autograd.Function):
                 out,
                 len(x),
                 x.shape[1],
-                **_constants(weight, channels, unit=index < 2),
+                ROWS=_ROWS,
+                **_shape(weight, channels, unit=index < 2),
+                num_warps=_WARPS,
             )
             heads.append(out)
         return (*heads, *sections[3:])
@@ -81,29 +83,35 @@ def _section_gradient(
 ) -> torch.Tensor:
     """Writes the gradient of `x` into `target`; returns that of `weight`. gradient: [T, heads, channels]."""
     tokens, heads, channels = gradient.shape
-    inner, taps = torch.empty_like(gradient), weight.t().contiguous()
-    constants = _constants(weight, channels, unit)
-    _before_activation[triton.cdiv(tokens, _ROWS), heads](
-        x, x.stride(0), taps, places, gradient, inner, tokens, heads * channels, **constants
-    )
-    constants = {**constants, "ROWS": _STRETCH_ROWS, "TILES": _STRETCH_TILES, "num_warps": _STRETCH_WARPS}
-    del constants["UNIT"]
-    stretches = triton.cdiv(tokens, _STRETCH_ROWS * _STRETCH_TILES)
-    parts = gradient.new_empty(stretches, weight.shape[1], len(weight), dtype=torch.float32)
-    _before_convolution[stretches, heads](
-        inner, x, x.stride(0), taps, places, target, target.stride(0), parts, tokens, heads * channels, **constants
+    width = weight.shape[1]
+    own = _STRETCH_STEPS - (width - 1)
+    stretches = triton.cdiv(tokens, own)
+    parts = gradient.new_empty(stretches, width, len(weight), dtype=torch.float32)
+    _gradients[stretches, heads](
+        x,
+        x.stride(0),
+        weight.t().contiguous(),
+        places,
+        gradient,
+        target,
+        target.stride(0),
+        parts,
+        tokens,
+        heads * channels,
+        TOKENS=own,
+        AHEAD=_ROWS_AHEAD,
+        **_shape(weight, channels, unit),
+        num_warps=1,
     )
     return parts.sum(0).t().to(weight.dtype)
 
 
-def _constants(weight: torch.Tensor, channels: int, unit: bool) -> dict[str, Any]:
+def _shape(weight: torch.Tensor, channels: int, unit: bool) -> dict[str, Any]:
     return {
         "CHANNELS": channels,
         "WIDTH": weight.shape[1],
         "UNIT": unit,
-        "ROWS": _ROWS,
         "COLUMNS": triton.next_power_of_2(channels),
-        "num_warps": _WARPS,
     }
 
 
@@ -140,60 +148,80 @@ def _convolve(
 
 
 @triton.jit(do_not_specialize=_ANY_LENGTH)
-def _before_activation(
-    x, x_stride, taps, places, gradient, inner, tokens, row_width,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-) -> None:  # fmt: skip
-    """The gradient before norm and SiLU."""
-    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = tl.arange(0, COLUMNS) < CHANNELS
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, COLUMNS)
-    place = tl.load(places + token, mask=token < tokens, other=-1)
-    kept = (token < tokens)[:, None] & inside[None, :]
-    at = token[:, None] * row_width + channel[None, :]
-    upstream = tl.load(gradient + at, mask=kept, other=0.0).to(tl.float32)
-    total = _convolution(x, x_stride, taps, token, place, channel, inside, row_width, WIDTH, ROWS, COLUMNS)
-    gate = tl.sigmoid(total)
-    y = total * gate
-    if UNIT:
-        inverse = tl.rsqrt(tl.sum(y * y, 1) + _EPSILON)[:, None]
-        direction = y * inverse
-        upstream = (upstream - tl.sum(upstream * direction, 1)[:, None] * direction) * inverse
-    upstream = upstream * (gate + y * (1.0 - gate))
-    tl.store(inner + at, upstream.to(inner.dtype.element_ty), mask=kept)
-
-
-@triton.jit(do_not_specialize=_ANY_LENGTH)
-def _before_convolution(
-    inner, x, x_stride, taps, places, target, target_stride, parts, tokens, row_width,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
+def _gradients(
+    x, x_stride, taps, places, gradient, target, target_stride, parts, tokens, row_width,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient of the convolution's input, and a stretch's part of the weight's: float32 [stretches, WIDTH, c].
 
-    Every token gave to itself and the next WIDTH - 1 of its sequence. Sums over tokens stay in registers for a whole
-    stretch: reducing each tile across warps took five times as long as everything else.
+    One pass over a stretch of TOKENS, token after token, so that every row is read once: the rows that a token's
+    convolution sees are still in registers, and a row's gradient is written when the last token that saw it has given
+    its part. The WIDTH - 1 tokens behind a stretch give to its rows alone. AHEAD rows are read at a time, before the
+    writes that reading must not pass.
     """
-    inside = tl.arange(0, COLUMNS) < CHANNELS
+    first = tl.program_id(0).to(tl.int64) * TOKENS
+    exist = tl.minimum(tokens - first, TOKENS + WIDTH).to(tl.int32)
+    own = tl.minimum(exist, TOKENS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, COLUMNS)
-    sums = ()
-    for _ in tl.static_range(WIDTH):
-        sums = sums + (tl.zeros((ROWS, COLUMNS), tl.float32),)
-    for tile in range(TILES):
-        token = (tl.program_id(0).to(tl.int64) * TILES + tile) * ROWS + tl.arange(0, ROWS)
-        kept = (token < tokens)[:, None] & inside[None, :]
-        given = tl.load(x + token[:, None] * x_stride + channel[None, :], mask=kept, other=0.0).to(tl.float32)
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        added = ()
-        for ahead in tl.static_range(WIDTH):
-            place = tl.load(places + token + ahead, mask=token + ahead < tokens, other=-1)
-            reached = (place >= ahead)[:, None] & inside[None, :]
-            row = tl.load(inner + (token + ahead)[:, None] * row_width + channel[None, :], mask=reached, other=0.0)
-            factor = tl.load(taps + (WIDTH - 1 - ahead) * row_width + channel, mask=inside, other=0.0)
-            total += row.to(tl.float32) * factor.to(tl.float32)[None, :]
-            added = added + (sums[ahead] + row.to(tl.float32) * given,)
-        sums = added
-        place_in_target = target + token[:, None] * target_stride + channel[None, :]
-        tl.store(place_in_target, total.to(target.dtype.element_ty), mask=kept)
-    for ahead in tl.static_range(WIDTH):
-        part = parts + (tl.program_id(0).to(tl.int64) * WIDTH + WIDTH - 1 - ahead) * row_width + channel
-        tl.store(part, tl.sum(sums[ahead], 0), mask=inside)
+    inside = tl.full((COLUMNS,), 1, tl.int1) if COLUMNS == CHANNELS else tl.arange(0, COLUMNS) < CHANNELS
+    x += first * x_stride
+    gradient += first * row_width
+    target += first * target_stride
+    parts += tl.program_id(0).to(tl.int64) * WIDTH * row_width
+    factors, before, pending, sums = (), (), (), ()
+    for back in tl.static_range(WIDTH):
+        factor = tl.load(taps + (WIDTH - 1 - back) * row_width + channel, mask=inside, other=0.0)
+        factors = factors + (factor.to(tl.float32),)
+        sums = sums + (tl.zeros((COLUMNS,), tl.float32),)
+    for back in tl.static_range(1, WIDTH):
+        row = tl.load(x - back * x_stride + channel, mask=inside & (first >= back), other=0.0)
+        before = before + (row.to(tl.float32),)
+        pending = pending + (tl.zeros((COLUMNS,), tl.float32),)
+    for start in range(0, TOKENS + WIDTH - 1, AHEAD):
+        rows, upstreams, reached = (), (), ()
+        for step in tl.static_range(AHEAD):
+            token = start + step
+            read = inside & (token < exist)
+            rows = rows + (tl.load(x + token * x_stride + channel, mask=read, other=0.0).to(tl.float32),)
+            upstream = tl.load(gradient + token * row_width + channel, mask=read, other=0.0)
+            upstreams = upstreams + (upstream.to(tl.float32),)
+            reached = reached + (tl.load(places + first + token, mask=token < exist, other=0),)
+        for step in tl.static_range(AHEAD):
+            token, place = start + step, reached[step]
+            seen = (rows[step],)
+            for back in tl.static_range(1, WIDTH):
+                seen = seen + (tl.where(place >= back, before[back - 1], 0.0),)
+            inner = _before_activation(upstreams[step], seen, factors, UNIT, WIDTH, COLUMNS)
+            counted = tl.where(token < own, inner, 0.0)
+            added, given, kept, shifted = (), (inner * factors[0],), (), ()
+            for back in tl.static_range(WIDTH):
+                added = added + (sums[back] + counted * seen[back],)
+            for back in tl.static_range(1, WIDTH):
+                given = given + (pending[back - 1] + tl.where(place >= back, inner, 0.0) * factors[back],)
+                kept = kept + (given[back - 1],)
+                shifted = shifted + (seen[back - 1],)
+            sums, pending, before = added, kept, shifted
+            complete = token - (WIDTH - 1)
+            stored = inside & (complete >= 0) & (complete < own)
+            at = target + complete * target_stride + channel
+            tl.store(at, given[WIDTH - 1].to(target.dtype.element_ty), mask=stored)
+    for back in tl.static_range(WIDTH):
+        tl.store(parts + (WIDTH - 1 - back) * row_width + channel, sums[back], mask=inside)
+
+
+@triton.jit
+def _before_activation(
+    upstream, seen, factors, UNIT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """The gradient before norm and SiLU of one row, which saw the rows `seen`, weighted by `factors`."""
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for back in tl.static_range(WIDTH):
+        total += seen[back] * factors[back]
+    gate = tl.sigmoid(total)
+    y = total * gate
+    if UNIT:
+        inverse = tl.rsqrt(tl.sum(y * y, 0) + _EPSILON)
+        direction = y * inverse
+        upstream = (upstream - tl.sum(upstream * direction, 0) * direction) * inverse
+    return upstream * (gate + y * (1.0 - gate))
