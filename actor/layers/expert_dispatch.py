@@ -7,11 +7,12 @@ is written once in either direction, and on a single rank nothing is moved twice
 """
 
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from actor.layers.expert_rows import SpreadRows, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.expert_rows import SpreadRows, SpreadRowsBeside, SumRows, SumRowsBeside, sort_by_expert
 from actor.layers.gated_mlp import GatedMlp, SharedExpert
 
 
@@ -31,33 +32,49 @@ def install_feed_forward(model: torch.nn.Module) -> None:
 
 
 class ExpertsLayer(MoELayer):
-    """Adds the routed experts and the one of every token in one kernel."""
+    """Hidden states pass the router, the routed experts and the expert of every token one after another, so that each
+    adds its gradient to that of the next within a kernel that it runs anyway; stock code adds four tensors up."""
 
-    def postprocess(
-        self, output: torch.Tensor, shared_expert_output: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> torch.Tensor:
-        """output: [t x k, h], of the routed experts; shared_expert_output: see `SharedExpert`."""
-        return self.token_dispatcher.combine_beside(output, shared_expert_output)
+    def forward(
+        self, hidden_states: torch.Tensor, intermediate_tensors: None = None, padding_mask: None = None
+    ) -> tuple[torch.Tensor, None]:
+        """hidden_states: [t, 1, h]; returns (output, bias)."""
+        if self.moe_layer_recompute:
+            return tensor_parallel.checkpoint(self._output, False, hidden_states), None
+        return self._output(hidden_states), None
+
+    def _output(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        weights, chosen, hidden_states = self.router(hidden_states)
+        gate = None if self.shared_experts is None else self.shared_experts.gate_weight
+        rows, weights, hidden_states, logits = self.token_dispatcher.spread(hidden_states, chosen, weights, gate)
+        shared = self.shared_experts_compute(hidden_states)
+        output, _ = self.routed_experts_compute(*self.dispatch(rows, weights))
+        return self.token_dispatcher.combine_beside(self.combine(output), shared, logits)
 
 
 class TopKDispatcher(MoEAlltoAllTokenDispatcher):
     """Between ranks it is Megatron's all-to-all; what happens to rows before and after it is different."""
 
-    def dispatch_preprocess(
-        self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden_states: [t, 1, h]; routing_map: int64 [t, k], the experts; probs: [t, k], their weights.
+    def spread(
+        self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """hidden_states: [t, 1, h]; chosen: int64 [t, k], the experts; weights: [t, k]; gate: see `SpreadRowsBeside`.
 
-        Returns (rows [t x k, h], weights [t x k]), sorted by expert and, within an expert, by token.
+        Returns (rows [t x k, h], weights [t x k], hidden_states, the gate's logits [t, 1]); rows and weights are sorted
+        by expert and, within an expert, by token.
         """
         self.hidden_shape = hidden_states.shape
-        self.probs = probs
-        order, self._rows, counts = sort_by_expert(routing_map, self.num_experts)
+        self.probs = weights
+        order, self._rows, counts = sort_by_expert(chosen, self.num_experts)
         self.tokens_per_expert = self.preprocess(counts.unsqueeze(0))  # it sums the rows of its argument
         if self._ranks > 1:
             self.tokens_per_expert = self._maybe_dtoh_and_synchronize("before_permutation_1", self.tokens_per_expert)
+        weights = weights.flatten().index_select(0, order)
         tokens = hidden_states.view(-1, hidden_states.shape[-1])
-        return SpreadRows.apply(tokens, self._rows), probs.flatten().index_select(0, order)
+        if gate is None:
+            return SpreadRows.apply(tokens, self._rows), weights, hidden_states, None
+        rows, tokens, logits = SpreadRowsBeside.apply(tokens, self._rows, gate)
+        return rows, weights, tokens.view(self.hidden_shape), logits
 
     def dispatch_postprocess(
         self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor
@@ -71,12 +88,16 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
         """The experts' rows in the order in which they came from the ranks."""
         return super().combine_preprocess(hidden_states) if self._ranks > 1 else hidden_states
 
-    def combine_beside(self, rows: torch.Tensor, shared: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        """[t x k, h], weighted by the experts -> their sum for each token and `shared`, shaped as the layer's input."""
+    def combine_beside(
+        self, rows: torch.Tensor, shared: torch.Tensor | None, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[t x k, h], weighted by the experts -> their sum for each token, shaped as the layer's input.
+
+        shared: the output of the expert of every token [t, 1, h], which joins the sum; logits: of its gate [t, 1].
+        """
         if shared is None:
             return SumRows.apply(rows, self._rows).view(self.hidden_shape)
-        output, logits = (x.flatten(0, -2) for x in shared)
-        return SumRowsBeside.apply(rows, self._rows, output, logits).view(self.hidden_shape)
+        return SumRowsBeside.apply(rows, self._rows, shared.flatten(0, -2), logits).view(self.hidden_shape)
 
     @property
     def _ranks(self) -> int:

@@ -56,6 +56,14 @@ def gated_gradients(gradient: torch.Tensor, shared: torch.Tensor, logits: torch.
     return (gradient * gate).to(shared.dtype), (along * gate * (1 - gate)).to(logits.dtype)
 
 
+@fused
+def sum_rows_and(
+    rows: torch.Tensor, places: torch.Tensor, beside: torch.Tensor, logits: torch.Tensor, gate: torch.Tensor
+) -> torch.Tensor:
+    """`sum_rows` plus `beside` [t, h] plus `logits` [t, 1] x `gate` [h]."""
+    return (_sum(rows, places) + beside + logits.float() * gate).to(rows.dtype)
+
+
 def spread_rows(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Each token once for each of its rows. tokens: [t, h]; rows: int64 [t, k]; returns [t x k, h]."""
     if tokens.is_cuda:
@@ -78,6 +86,25 @@ class SpreadRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (rows,) = ctx.saved_tensors
         return sum_rows(gradients[0].contiguous(), rows), None
+
+
+class SpreadRowsBeside(torch.autograd.Function):
+    """`SpreadRows`, and beside it what the expert of every token takes: the tokens, and the logits of its gate [1, h].
+
+    Returns (rows [t x k, h], tokens [t, h], logits [t, 1]). Gradients of all three are added up in one kernel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(tokens, rows, gate)
+        return spread_rows(tokens, rows), tokens.view_as(tokens), F.linear(tokens, gate)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tokens, rows, gate = ctx.saved_tensors
+        of_rows, of_tokens, of_logits = (one.contiguous() for one in gradients)
+        of_gate = of_logits.t() @ tokens if ctx.needs_input_grad[2] else None
+        return sum_rows_and(of_rows, rows, of_tokens, of_logits, gate.flatten()), None, of_gate
 
 
 class SumRows(torch.autograd.Function):

@@ -1,7 +1,6 @@
 """MLPs with SwiGLU: dense ones, and the expert that every token passes beside its own."""
 
 import torch
-import torch.nn.functional as F
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 
@@ -23,7 +22,7 @@ class GatedMlp(MLP):
 class SharedExpert(SharedExpertMLP, GatedMlp):
     """The expert of every token. Its gate is applied where its output meets that of the routed experts."""
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """hidden_states: [t, 1, h]; returns (output [t, 1, h], the gate's logits [t, 1, 1])."""
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """hidden_states: [t, 1, h]; returns the output without the gate, of the same shape."""
         output, _ = GatedMlp.forward(self, hidden_states)
-        return output, F.linear(hidden_states, self.gate_weight)
+        return output

@@ -19,13 +19,14 @@ class ReplayRouter(TopKRouter):
 
     routes: Tensor | None = None
 
-    def gating(self, input: Tensor) -> Tensor:
-        """Logits in float32 [..., experts]."""
-        return Logits.apply(input.flatten(0, -2), self.weight).unflatten(0, input.shape[:-1])
+    def forward(self, input: Tensor, padding_mask: None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(weights, choices, the input for those who take it next; see `Logits`)."""
+        logits, passed = Logits.apply(input.flatten(0, -2), self.weight)
+        return *self.routing(logits), passed.view_as(input)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights, choices): float32 and int64, both [tokens, experts per token]; see `expert_dispatch`."""
-        scores = logits.flatten(0, -2)
+        scores = logits
         if self.config.normalize_top_k and self.routes is None:
             # The softmax over the chosen logits is that over all of them, normalized over the chosen.
             return NormalizedChoice.apply(scores, self.topk)
@@ -42,25 +43,28 @@ class ReplayRouter(TopKRouter):
 
 
 class Logits(torch.autograd.Function):
-    """x @ weight^T in float32: a choice between experts that are nearly alike must not hang on bfloat16's rounding.
+    """(x @ weight^T in float32, x): a choice between nearly equal experts must not hang on bfloat16's rounding.
 
     The product of bfloat16 values is exact in float32, so casting both to float32 first, as stock code does
     (moe_utils.py:1190), gains no digit and runs ten times slower, outside the tensor cores. The gradient goes back in
     the dtype of `x`, like that of every other projection.
+
+    Who takes `x` next takes it from here: its gradient is added within the product that makes the one of `x`.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         if x.is_cuda and x.dtype is not torch.float32:
-            return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        return x.float() @ weight.float().t()
+            return torch.mm(x, weight.t(), out_dtype=torch.float32), x.view_as(x)
+        return x.float() @ weight.float().t(), x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         gradient = gradients[0].to(x.dtype)
-        return gradient @ weight, gradient.t() @ x if ctx.needs_input_grad[1] else None
+        of_x = torch.addmm(gradients[1], gradient, weight) if ctx.needs_input_grad[0] else None
+        return of_x, gradient.t() @ x if ctx.needs_input_grad[1] else None
 
 
 class NormalizedChoice(torch.autograd.Function):

@@ -2,8 +2,8 @@
 
 import torch
 
-from actor.layers.expert_rows import SpreadRows, SumRows, SumRowsBeside, sort_by_expert
-from actor.layers.router import NormalizedChoice
+from actor.layers.expert_rows import SpreadRows, SpreadRowsBeside, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.router import Logits, NormalizedChoice
 
 TOKENS, EXPERTS, PER_TOKEN = 9, 5, 3
 
@@ -45,6 +45,28 @@ def test_the_expert_of_every_token_joins_the_sum_with_its_gate():
     pairs = zip(*(torch.autograd.grad((one * weights).sum(), inputs) for one in (found, wanted)), strict=True)
     for gradient, right in pairs:
         torch.testing.assert_close(gradient, right)
+
+
+def test_hidden_states_pass_router_experts_and_the_expert_of_every_token_with_the_gradients_of_all():
+    _, rows, _ = sort_by_expert(_chosen(), EXPERTS)
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((TOKENS, 4), (EXPERTS, 4), (1, 4))
+    inputs = [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+
+    def chained(tokens, router, gate):
+        scores, tokens = Logits.apply(tokens, router)
+        spread, tokens, logits = SpreadRowsBeside.apply(tokens, rows, gate)
+        return scores, spread, tokens, logits
+
+    def plain(tokens, router, gate):
+        places = rows.flatten().argsort() // PER_TOKEN
+        return tokens @ router.t(), tokens[places], tokens * 1.0, tokens @ gate.t()
+
+    found, wanted = chained(*inputs), plain(*inputs)
+    upstream = [torch.randn(one.shape, generator=generator) for one in wanted]
+    gradients = [torch.autograd.grad(outputs, inputs, upstream) for outputs in (found, wanted)]
+    for one, right in zip((*found, *gradients[0]), (*wanted, *gradients[1]), strict=True):
+        torch.testing.assert_close(one, right)
 
 
 def test_the_weights_of_chosen_experts_are_the_normalized_softmax_over_all():

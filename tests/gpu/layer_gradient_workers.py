@@ -161,8 +161,8 @@ def _plain_layers(policy: PolicyModel, delta_rule: DeltaRule) -> Iterator[None]:
         for mixer in mixers:
             patch.setattr(mixer, "kernels", GdnKernels("plain", projected_heads, delta_rule))
         patch.setattr(attention, "causal_attention", _plain_attention)
-        patch.setattr(router, "Logits", SimpleNamespace(apply=lambda x, weight: x.float() @ weight.float().t()))
-        patch.setattr(expert_dispatch, "SpreadRows", SimpleNamespace(apply=_spread))
+        patch.setattr(router, "Logits", SimpleNamespace(apply=lambda x, weight: (x.float() @ weight.float().t(), x)))
+        patch.setattr(expert_dispatch, "SpreadRowsBeside", SimpleNamespace(apply=_spread_beside))
         patch.setattr(expert_dispatch, "SumRowsBeside", SimpleNamespace(apply=_sum_beside))
         patch.setattr(experts, "grouped_product", _products)
         patch.setattr(experts, "weighted_swiglu", swiglu.weighted_product_of.__wrapped__)
@@ -188,9 +188,10 @@ def _plain_attention(query: Any, key: Any, value: Any, queries: Any, keys: Any, 
         return causal_attention._causal_in_batches(query, key, value, queries, scale)
 
 
-def _spread(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _spread_beside(tokens: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, ...]:
     out = tokens.new_zeros(rows.numel(), tokens.shape[1])
-    return out.index_copy(0, rows.flatten(), tokens.repeat_interleave(rows.shape[1], 0))
+    spread = out.index_copy(0, rows.flatten(), tokens.repeat_interleave(rows.shape[1], 0))
+    return spread, tokens, F.linear(tokens, gate)
 
 
 def _sum_beside(

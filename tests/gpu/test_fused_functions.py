@@ -12,16 +12,18 @@ if not torch.cuda.is_available():
 from actor.layers.attention import gate_output
 from actor.layers.expert_rows import (
     SpreadRows,
+    SpreadRowsBeside,
     SumRows,
     SumRowsBeside,
     sort_by_expert,
     spread_rows,
     sum_rows,
+    sum_rows_and,
 )
 from actor.layers.gated_delta_net import gated_rms_norm, log_decay, opened
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
-from actor.layers.router import NormalizedChoice
+from actor.layers.router import Logits, NormalizedChoice
 from actor.layers.swiglu import product_of, swiglu, weighted_product_of, weighted_swiglu
 
 ROWS = (96, 300, 77, 1024)
@@ -50,6 +52,10 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[Any, .
     "rotate": (rotate, lambda rows: (_random(rows, 4, 128), _random(rows, 2, 1, 32))),
     "gate_output": (gate_output, lambda rows: (_random(rows, 4, 128), _random(rows, 4, 128))),
     "sum_rows": (sum_rows, lambda rows: (_random(2 * rows, 256), _choices(rows))),
+    "sum_rows_and": (
+        sum_rows_and,
+        lambda rows: (_random(2 * rows, 256), _choices(rows), _random(rows, 256), _random(rows, 1), _random(256)),
+    ),
 }
 
 
@@ -119,6 +125,23 @@ def test_the_sum_beside_the_shared_expert_has_the_gradients_of_plain_torch():
             inputs = [one.requires_grad_() for one in (_random(2 * rows, 256), _random(rows, 256), _random(rows, 1))]
             summed = SumRowsBeside.apply(inputs[0], _choices(rows), *inputs[1:])
             summed.backward(torch.ones_like(summed))
+
+
+def test_hidden_states_that_pass_the_router_and_the_experts_have_the_gradients_of_plain_torch():
+    tokens, places = 300, _choices(300)
+    arguments = [_random(tokens, 256), _random(16, 256), _random(1, 256)]
+    narrow = [one.clone().requires_grad_() for one in arguments]
+    wide = [one.float().requires_grad_() for one in arguments]
+    scores, passed = Logits.apply(narrow[0], narrow[1])
+    found = (scores, *SpreadRowsBeside.apply(passed, places, narrow[2]))
+    order = places.flatten().argsort() // 2
+    wanted = (wide[0] @ wide[1].t(), wide[0][order], wide[0] * 1.0, wide[0] @ wide[2].t())
+    upstream = [torch.randn_like(one) for one in wanted]
+    gradients = torch.autograd.grad(
+        found, narrow, [one.to(out.dtype) for one, out in zip(upstream, found, strict=True)]
+    )
+    for one, right in zip((*found, *gradients), (*wanted, *torch.autograd.grad(wanted, wide, upstream)), strict=True):
+        assert _relative(one, right.detach()) < 1e-2
 
 
 @pytest.mark.parametrize("experts", [256, 60])
