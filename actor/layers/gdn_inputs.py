@@ -13,7 +13,6 @@ import triton.language as tl
 
 from actor.layers.gdn_torch import split_sections
 
-_ROWS, _WARPS = 32, 8
 _STRETCH_STEPS, _ROWS_AHEAD = 128, 4
 _EPSILON: tl.constexpr = tl.constexpr(1e-6)
 # Lengths of packs differ: Triton would compile anew for those that are, and are not, multiples of 16.
@@ -41,8 +40,7 @@ class ProjectedHeads(torch.autograd.Function):
         heads = []
         for index, (x, weight, channels) in enumerate(zip(sections, weights, ctx.channels, strict=False)):
             out = x.new_empty(x.shape[0], x.shape[1] // channels, channels)
-            grid = (triton.cdiv(len(x), _ROWS), out.shape[1])
-            _convolve[grid](
+            _convolve[triton.cdiv(len(x), _STRETCH_STEPS), out.shape[1]](
                 x,
                 x.stride(0),
                 weight.t().contiguous(),
@@ -50,9 +48,10 @@ class ProjectedHeads(torch.autograd.Function):
                 out,
                 len(x),
                 x.shape[1],
-                ROWS=_ROWS,
+                TOKENS=_STRETCH_STEPS,
+                AHEAD=_ROWS_AHEAD,
                 **_shape(weight, channels, unit=index < 2),
-                num_warps=_WARPS,
+                num_warps=1,
             )
             heads.append(out)
         return (*heads, *sections[3:])
@@ -115,36 +114,76 @@ def _shape(weight: torch.Tensor, channels: int, unit: bool) -> dict[str, Any]:
     }
 
 
-@triton.jit
-def _convolution(
-    x, x_stride, taps, token, place, channel, exists, row_width,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Float32 [ROWS, COLUMNS]: the sum of the last WIDTH tokens of the same sequence, weighted by taps [WIDTH, c]."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for back in tl.static_range(WIDTH):
-        seen = (place >= back)[:, None] & exists[None, :]
-        row = tl.load(x + (token - back)[:, None] * x_stride + channel[None, :], mask=seen, other=0.0)
-        factor = tl.load(taps + (WIDTH - 1 - back) * row_width + channel, mask=exists, other=0.0)
-        total += row.to(tl.float32) * factor.to(tl.float32)[None, :]
-    return total
-
-
 @triton.jit(do_not_specialize=_ANY_LENGTH)
 def _convolve(
     x, x_stride, taps, places, out, tokens, row_width,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = tl.arange(0, COLUMNS) < CHANNELS
+    """A stretch of TOKENS, token after token: the rows that a token sees are still in registers. AHEAD rows are read at
+    a time, before the writes that reading must not pass."""
+    first = tl.program_id(0).to(tl.int64) * TOKENS
+    exist = tl.minimum(tokens - first, TOKENS).to(tl.int32)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, COLUMNS)
-    place = tl.load(places + token, mask=token < tokens, other=-1)
-    total = _convolution(x, x_stride, taps, token, place, channel, inside, row_width, WIDTH, ROWS, COLUMNS)
-    y = total * tl.sigmoid(total)
-    if UNIT:
-        y = y * tl.rsqrt(tl.sum(y * y, 1) + _EPSILON)[:, None]
-    kept = (token < tokens)[:, None] & inside[None, :]
-    tl.store(out + token[:, None] * row_width + channel[None, :], y.to(out.dtype.element_ty), mask=kept)
+    inside = tl.full((COLUMNS,), 1, tl.int1) if COLUMNS == CHANNELS else tl.arange(0, COLUMNS) < CHANNELS
+    x += first * x_stride
+    out += first * row_width
+    factors, before = _factors_and_rows_before(x, x_stride, taps, row_width, channel, inside, first, WIDTH)
+    for start in range(0, TOKENS, AHEAD):
+        rows, reached = (), ()
+        for step in tl.static_range(AHEAD):
+            token = start + step
+            row = tl.load(x + token * x_stride + channel, mask=inside & (token < exist), other=0.0)
+            rows = rows + (row.to(tl.float32),)
+            reached = reached + (tl.load(places + first + token, mask=token < exist, other=0),)
+        for step in tl.static_range(AHEAD):
+            seen = _seen(rows[step], before, reached[step], WIDTH)
+            total = _weighted(seen, factors, WIDTH, COLUMNS)
+            y = total * tl.sigmoid(total)
+            if UNIT:
+                y = y * tl.rsqrt(tl.sum(y * y, 0) + _EPSILON)
+            token = start + step
+            at = out + token * row_width + channel
+            tl.store(at, y.to(out.dtype.element_ty), mask=inside & (token < exist))
+            before = _without_last(seen, WIDTH)
+
+
+@triton.jit
+def _factors_and_rows_before(x, x_stride, taps, row_width, channel, inside, first, WIDTH: tl.constexpr) -> tl.tuple:
+    """The weights of a token's own row and of those back from it, and the rows before the first one, the next first."""
+    factors, before = (), ()
+    for back in tl.static_range(WIDTH):
+        factor = tl.load(taps + (WIDTH - 1 - back) * row_width + channel, mask=inside, other=0.0)
+        factors = factors + (factor.to(tl.float32),)
+    for back in tl.static_range(1, WIDTH):
+        row = tl.load(x - back * x_stride + channel, mask=inside & (first >= back), other=0.0)
+        before = before + (row.to(tl.float32),)
+    return factors, before
+
+
+@triton.jit
+def _seen(row, before, place, WIDTH: tl.constexpr) -> tl.tuple:
+    """A token's own row and those before it, which are zero where another sequence's tokens stand."""
+    seen = (row,)
+    for back in tl.static_range(1, WIDTH):
+        seen = seen + (tl.where(place >= back, before[back - 1], 0.0),)
+    return seen
+
+
+@triton.jit
+def _weighted(seen, factors, WIDTH: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for back in tl.static_range(WIDTH):
+        total += seen[back] * factors[back]
+    return total
+
+
+@triton.jit
+def _without_last(rows, WIDTH: tl.constexpr) -> tl.tuple:
+    kept = ()
+    for back in tl.static_range(WIDTH - 1):
+        kept = kept + (rows[back],)
+    return kept
 
 
 @triton.jit(do_not_specialize=_ANY_LENGTH)
@@ -169,15 +208,11 @@ def _gradients(
     gradient += first * row_width
     target += first * target_stride
     parts += tl.program_id(0).to(tl.int64) * WIDTH * row_width
-    factors, before, pending, sums = (), (), (), ()
-    for back in tl.static_range(WIDTH):
-        factor = tl.load(taps + (WIDTH - 1 - back) * row_width + channel, mask=inside, other=0.0)
-        factors = factors + (factor.to(tl.float32),)
+    factors, before = _factors_and_rows_before(x, x_stride, taps, row_width, channel, inside, first, WIDTH)
+    sums = ()
+    for _ in tl.static_range(WIDTH):
         sums = sums + (tl.zeros((COLUMNS,), tl.float32),)
-    for back in tl.static_range(1, WIDTH):
-        row = tl.load(x - back * x_stride + channel, mask=inside & (first >= back), other=0.0)
-        before = before + (row.to(tl.float32),)
-        pending = pending + (tl.zeros((COLUMNS,), tl.float32),)
+    pending = _without_last(sums, WIDTH)
     for start in range(0, TOKENS + WIDTH - 1, AHEAD):
         rows, upstreams, reached = (), (), ()
         for step in tl.static_range(AHEAD):
@@ -189,19 +224,15 @@ def _gradients(
             reached = reached + (tl.load(places + first + token, mask=token < exist, other=0),)
         for step in tl.static_range(AHEAD):
             token, place = start + step, reached[step]
-            seen = (rows[step],)
-            for back in tl.static_range(1, WIDTH):
-                seen = seen + (tl.where(place >= back, before[back - 1], 0.0),)
+            seen = _seen(rows[step], before, place, WIDTH)
             inner = _before_activation(upstreams[step], seen, factors, UNIT, WIDTH, COLUMNS)
             counted = tl.where(token < own, inner, 0.0)
-            added, given, kept, shifted = (), (inner * factors[0],), (), ()
+            added, given = (), (inner * factors[0],)
             for back in tl.static_range(WIDTH):
                 added = added + (sums[back] + counted * seen[back],)
             for back in tl.static_range(1, WIDTH):
                 given = given + (pending[back - 1] + tl.where(place >= back, inner, 0.0) * factors[back],)
-                kept = kept + (given[back - 1],)
-                shifted = shifted + (seen[back - 1],)
-            sums, pending, before = added, kept, shifted
+            sums, pending, before = added, _without_last(given, WIDTH), _without_last(seen, WIDTH)
             complete = token - (WIDTH - 1)
             stored = inside & (complete >= 0) & (complete < own)
             at = target + complete * target_stride + channel
@@ -215,9 +246,7 @@ def _before_activation(
     upstream, seen, factors, UNIT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """The gradient before norm and SiLU of one row, which saw the rows `seen`, weighted by `factors`."""
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for back in tl.static_range(WIDTH):
-        total += seen[back] * factors[back]
+    total = _weighted(seen, factors, WIDTH, COLUMNS)
     gate = tl.sigmoid(total)
     y = total * gate
     if UNIT:

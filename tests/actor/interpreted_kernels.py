@@ -11,7 +11,7 @@ from actor.layers.packed import PackedSequences
 from actor.layers.swiglu import product_of, weighted_product_of
 from actor.layers.triton_kernels import choose, spread, swiglu_gradient
 
-PACKS = {(0, 1, 3, 10, 64, 130, 133, 150): (16, 8), (0, 300): (8, 12)}
+PACKS = {(0, 1, 3, 10, 64, 124, 128, 131): (16, 8), (0, 140): (8, 12)}
 KEY_HEADS, VALUE_HEADS = 2, 4
 
 

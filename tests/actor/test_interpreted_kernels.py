@@ -11,6 +11,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch for CPUs comes without triton")
 def test_kernels_compute_what_plain_torch_computes():
     """In a process of its own: whether kernels are interpreted is read when they are defined."""
