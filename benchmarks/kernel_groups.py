@@ -16,7 +16,7 @@ GROUPS = (
     ("quantisation", r"group_quant|quant_fp8|quant_8bit"),
     ("compiled element-wise", r"^triton_(poi|red|per)_|^_swiglu_gradient"),
     ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
-    ("short convolution", r"causal_conv|^_convolve|^_before_(activation|convolution)"),
+    ("short convolution", r"causal_conv|^_convolve|^_gradients$"),
     (
         "Gated DeltaNet",
         r"chunk|delta|kkt|_wy_|recompute_w_u|solve_tri|merge_16x16|l2norm|tilelang|^kernel_kernel$|qla|gdr",

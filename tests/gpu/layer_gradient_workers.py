@@ -89,7 +89,7 @@ def compare(
     compared = {name: _compared(one, plain, exact) for name, one in found.items()}
     host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    print(f"\nat most {host_bytes / 1e9:.1f} GB, GPU {device_bytes / 1e9:.1f} GB", flush=True)
+    print(f"\nmost memory: {host_bytes / 1e9:.1f} GB of the host, {device_bytes / 1e9:.1f} GB of the GPU", flush=True)
     return compared
 
 
