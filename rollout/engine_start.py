@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlpipe.model.fp8_checks import quantized_parts
 from rlpipe.model.hub import model_folder
-from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.replaced_parts import relies_on
 from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
@@ -51,8 +49,7 @@ def prepare_process(setup: EngineSetup) -> None:
     if setup.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
     _redirect_output(setup.log_path, keep=setup.restart > 0)
-    has_experts = describe_model(setup.model_path).experts is not None
-    os.environ[block_fp8.VARIABLE] = quantized_parts(setup.engine.quantization, has_experts)
+    os.environ[block_fp8.VARIABLE] = setup.engine.quantization
     os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
     os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
         unneeded_model_modules(setup.model_path, setup.engine.draft.predicts)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.flops.layers import DecoderLayer, GatedDeltaNet, GroupedQueryAttention, LatentAttention, MixtureOfExperts
 from rlpipe.flops.shape import ModelShape
-from rlpipe.model.fp8_checks import quantized_parts
 
 _VOCABULARY_MULTIPLE = 8
 
@@ -61,8 +60,7 @@ def fp8_parameters(shape: ModelShape, quantization: str) -> int:
             others += 3 * shape.hidden_size * feed_forward.shared_intermediate_size
         else:
             others += feed_forward.weights_flops // 2
-    parts = quantized_parts(quantization, experts > 0)
-    return {"none": 0, "experts": experts, "all": experts + others}[parts]
+    return {"none": 0, "fp8": experts, "fp8_all": experts + others}[quantization]
 
 
 def stage_parameters(shape: ModelShape, tied: bool, pipeline: int) -> Parameters:

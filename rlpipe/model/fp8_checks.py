@@ -1,21 +1,9 @@
-"""Which of a model's layers are quantised by blocks, and whether they can be, said before anything starts. Pure."""
-
-from typing import Literal
+"""Whether a model's layers can be quantised by blocks, said before anything starts. Pure."""
 
 from rlpipe.model.description import ModelDescription
 from rlpipe.shared.errors import ModelError
 
 _BLOCK = 128
-
-QuantizedParts = Literal["none", "experts", "all"]
-
-
-def quantized_parts(quantization: str, has_experts: bool) -> QuantizedParts:
-    """Of `rollout.engine.quantization` and of whether the model has experts: what is kept in 8 bits. `all` is experts,
-    attention projections and feed-forward layers."""
-    if quantization == "none":
-        return "none"
-    return "experts" if quantization == "fp8" and has_experts else "all"
 
 
 def check_fp8(model: ModelDescription, quantization: str, tensor: int, expert: int = 1) -> None:
@@ -24,10 +12,15 @@ def check_fp8(model: ModelDescription, quantization: str, tensor: int, expert: i
 
     quantization: `rollout.engine.quantization`. expert: of the ranks, so many share the experts between them.
     """
+    if quantization == "fp8" and model.experts is None:
+        raise ModelError(
+            f"rollout.engine.quantization is 'fp8', but {model.architecture} has no experts, by which 8 bits save "
+            "time: set it to 'fp8_all' to save memory, or to 'none'"
+        )
     sizes = {"hidden_size": model.hidden_size * tensor}  # on every rank whole
     if model.experts is not None:
         sizes["moe_intermediate_size"] = model.experts.width * expert  # of whole experts, or of less divided ones
-    if quantized_parts(quantization, model.experts is not None) == "all":
+    if quantization == "fp8_all":
         sizes |= _projection_sizes(model, tensor)
     for name, size in sizes.items():
         if size % (_BLOCK * tensor):

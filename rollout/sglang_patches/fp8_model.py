@@ -28,11 +28,11 @@ _FIRST_WITH_FP8 = (8, 9)
 """On earlier ones SGLang lays 8-bit weights out anew for its kernels when it has read them, which updates do not."""
 
 
-def install(parts: str) -> None:
+def install(quantization: str) -> None:
     """Call in a scheduler process of an engine with FP8 weights. Raises RolloutError on a GPU where SGLang would store
     them in another form than they are sent in, and on one without 8-bit products.
 
-    parts: `QuantizedParts`.
+    quantization: `rollout.engine.quantization`.
     """
     from sglang.srt.layers import deep_gemm_wrapper
     from sglang.srt.layers.quantization.fp8 import Fp8Config
@@ -41,19 +41,19 @@ def install(parts: str) -> None:
     capability = torch.cuda.get_device_capability()
     if capability < _FIRST_WITH_FP8:
         raise RolloutError(
-            "rollout.engine.quantization is on, but this GPU has compute capability "
+            f"rollout.engine.quantization is {quantization!r}, but this GPU has compute capability "
             f"{capability[0]}.{capability[1]}, and products in 8 bits begin with 8.9: set it to 'none'"
         )
     if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
         raise RolloutError(
-            "rollout.engine.quantization is on, but on this GPU SGLang rounds the scales of blocks "
+            f"rollout.engine.quantization is {quantization!r}, but on this GPU SGLang rounds the scales of blocks "
             "to powers of two, which updates do not: set it to 'none'"
         )
-    Fp8Config.get_quant_method = _by_rule(_METHOD.original(), parts)
-    DefaultModelLoader._get_all_weights = _quantizing(_READ.original(), parts)
+    Fp8Config.get_quant_method = _by_rule(_METHOD.original(), quantization)
+    DefaultModelLoader._get_all_weights = _quantizing(_READ.original(), quantization)
 
 
-def _by_rule(method: Callable[..., Any], parts: str) -> Callable[..., Any]:
+def _by_rule(method: Callable[..., Any], quantization: str) -> Callable[..., Any]:
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
@@ -62,23 +62,23 @@ def _by_rule(method: Callable[..., Any], parts: str) -> Callable[..., Any]:
     def get_quant_method(config: Any, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, RadixAttention):
             return None  # scales of the cache are 1; as parameters they would be lost when the engine sleeps
-        if isinstance(layer, LinearBase) and not is_quantized_module(prefix, parts):
+        if isinstance(layer, LinearBase) and not is_quantized_module(prefix, quantization):
             return UnquantizedLinearMethod()
-        if isinstance(layer, FusedMoE) and not is_quantized_module(prefix, parts):
+        if isinstance(layer, FusedMoE) and not is_quantized_module(prefix, quantization):
             raise RolloutError(
-                f"rollout.engine.quantization is on, but the model keeps experts as {prefix!r}, and tensors that are "
-                "quantised are known by other names: set it to 'none'"
+                f"rollout.engine.quantization is {quantization!r}, but the model keeps experts as {prefix!r}, and "
+                "tensors that are quantised are known by other names: set it to 'none'"
             )
         return method(config, layer, prefix)
 
     return get_quant_method
 
 
-def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]], parts: str) -> Callable[..., Any]:
+def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]], quantization: str) -> Callable[..., Any]:
     def get_all_weights(*arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(*arguments, **keywords):
-            here = tensor.cuda() if is_quantized(name, parts) else tensor
-            for part in quantized([(name, here)], parts):
+            here = tensor.cuda() if is_quantized(name, quantization) else tensor
+            for part in quantized([(name, here)], quantization):
                 yield from one_by_one(*part)
 
     return get_all_weights

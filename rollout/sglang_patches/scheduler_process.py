@@ -32,8 +32,8 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
-    if block_fp8.quantized_parts_here() != "none":
-        fp8_model.install(block_fp8.quantized_parts_here())
+    if block_fp8.quantization_here() != "none":
+        fp8_model.install(block_fp8.quantization_here())
     server_arguments = arguments[0] if arguments else keywords["server_args"]
     if server_arguments.enable_deterministic_inference and server_arguments.device == "cuda":
         seeded_draw.install()

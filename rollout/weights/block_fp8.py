@@ -14,53 +14,53 @@ import torch
 from rollout.fp8_arguments import BLOCK
 
 SCALE = "_scale_inv"
-VARIABLE = "RLPIPE_QUANTIZED_PARTS"
-"""Environment variable of an engine's processes: what they quantise."""
+VARIABLE = "RLPIPE_QUANTIZATION"
+"""Environment variable of an engine's processes: `rollout.engine.quantization`."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
-_ELEMENTS_AT_ONCE = 2**26
+_ELEMENTS_AT_ONCE = 2**24
 """Of all experts of a layer, so many go through float32 at a time: one by one they are thousands of launches an update,
-all at once gigabytes."""
+all at once gigabytes beside a full cache."""
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
 _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
 _STACKED = r"mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj"
 _EXPERT = r"mlp\.experts\.\d+\.(?:gate|up|down)_proj\.weight"
 _WEIGHTS = {
-    "all": re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|{_STACKED})$"),
-    "experts": re.compile(rf"(?:^|\.)(?:{_EXPERT}|{_STACKED})$"),
+    "fp8_all": re.compile(rf"(?:^|\.)(?:(?:{_PROJECTION})\.weight|{_STACKED})$"),
+    "fp8": re.compile(rf"(?:^|\.)(?:{_EXPERT}|{_STACKED})$"),
 }
 _MODULES = {
-    "all": re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$"),
-    "experts": re.compile(r"(?:^|\.)mlp\.experts$"),
+    "fp8_all": re.compile(rf"(?:^|\.)(?:{_PROJECTION}|mlp\.experts)$"),
+    "fp8": re.compile(r"(?:^|\.)mlp\.experts$"),
 }
 _OTHER_TOWERS = ("visual.", "vision_tower.")
 
 
-def quantized_parts_here() -> str:
-    """What the engine quantises that this process belongs to."""
+def quantization_here() -> str:
+    """`rollout.engine.quantization` of the engine that this process belongs to."""
     return os.environ.get(VARIABLE, "none")
 
 
-def is_quantized(name: str, parts: str) -> bool:
-    """Of a tensor, by its Hugging Face name. parts: `QuantizedParts`."""
-    return _is_meant(_WEIGHTS, name, parts)
+def is_quantized(name: str, quantization: str) -> bool:
+    """Of a tensor, by its Hugging Face name. quantization: `rollout.engine.quantization`."""
+    return _is_meant(_WEIGHTS, name, quantization)
 
 
-def is_quantized_module(prefix: str, parts: str) -> bool:
+def is_quantized_module(prefix: str, quantization: str) -> bool:
     """The same of a module of SGLang, by its path."""
-    return _is_meant(_MODULES, prefix, parts)
+    return _is_meant(_MODULES, prefix, quantization)
 
 
-def _is_meant(rules: dict[str, re.Pattern[str]], name: str, parts: str) -> bool:
-    if parts == "none" or any(tower in name for tower in _OTHER_TOWERS):
+def _is_meant(rules: dict[str, re.Pattern[str]], name: str, quantization: str) -> bool:
+    if quantization == "none" or any(tower in name for tower in _OTHER_TOWERS):
         return False
-    return rules[parts].search(name) is not None
+    return rules[quantization].search(name) is not None
 
 
-def quantized(tensors: Iterable[tuple[str, torch.Tensor]], parts: str) -> Iterator[tuple[str, torch.Tensor]]:
+def quantized(tensors: Iterable[tuple[str, torch.Tensor]], quantization: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that is quantised as two, its scale after it; others as they come."""
     for name, tensor in tensors:
-        if is_quantized(name, parts):
+        if is_quantized(name, quantization):
             weight, scale = quantize_blocks(tensor)
             yield name, weight
             yield f"{name}{SCALE}", scale

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightBucket, WeightGroup, checksum
 from rollout.weights.adapter_loader import load_adapter
-from rollout.weights.block_fp8 import quantized, quantized_parts_here
+from rollout.weights.block_fp8 import quantization_here, quantized
 from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.loader import WeightLoader
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
@@ -139,7 +139,7 @@ class _Update:
         self._updater = updater
         self._loader = loader
         self._model = with_drafting_model(updater.get_model())
-        self._verify, self._quantized_parts = os.environ.get(VERIFY_VARIABLE) == "1", quantized_parts_here()
+        self._verify, self._quantization = os.environ.get(VERIFY_VARIABLE) == "1", quantization_here()
         self._factors: dict[str, torch.Tensor] = {}
         self._taken = 0
         self.checksums: list[str] = []
@@ -151,7 +151,7 @@ class _Update:
         if bucket.holds_adapters:
             self._factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
         else:
-            self._loader.load(self._model, list(quantized(tensors, self._quantized_parts)))
+            self._loader.load(self._model, list(quantized(tensors, self._quantization)))
         if self._verify:
             self.checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         self._taken += 1

@@ -225,7 +225,7 @@ def test_quantized_experts_are_copied_with_their_scales():
             (f"{ROOT}.down_proj", down),
             ("norm", torch.full((4,), number * 1.0)),
         ]
-        loader.load(model, list(quantized(sent, "all")))
+        loader.load(model, list(quantized(sent, "fp8_all")))
         loader.finish(model)
         wanted, scales = quantize_blocks(torch.cat((stacked, down), 1))
         assert torch.equal(model.weight.view(torch.uint8), wanted.view(torch.uint8))
@@ -239,7 +239,7 @@ def test_a_weight_without_its_scales_is_refused_where_the_engine_keeps_8_bits():
         WeightLoader().load(Blocks(), [(f"{ROOT}.gate_up_proj", torch.randn(2, 256, 256))])
 
 
-@pytest.mark.parametrize("at_once", [2**26, 1])
+@pytest.mark.parametrize("at_once", [2**24, 1])
 @pytest.mark.parametrize("shape", [(256, 128), (300, 200), (3, 130, 256)])
 def test_blocks_are_quantized_as_a_loop_over_them_does(monkeypatch, shape, at_once):
     monkeypatch.setattr(block_fp8, "_ELEMENTS_AT_ONCE", at_once)
@@ -292,10 +292,12 @@ def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
         "model.layers.0.mlp.shared_expert.up_proj.weight": "model.layers.0.mlp.shared_expert.gate_up_proj",
         "model.layers.0.mlp.down_proj.weight": "model.layers.0.mlp.down_proj",
     }
-    assert all(is_quantized(name, "all") and is_quantized_module(module, "all") for name, module in pairs.items())
+    assert all(
+        is_quantized(name, "fp8_all") and is_quantized_module(module, "fp8_all") for name, module in pairs.items()
+    )
     for name, module in pairs.items():
         expert = ".experts" in name
-        assert is_quantized(name, "experts") == is_quantized_module(module, "experts") == expert
+        assert is_quantized(name, "fp8") == is_quantized_module(module, "fp8") == expert
         assert not is_quantized(name, "none") and not is_quantized_module(module, "none")
     others = {
         "model.layers.0.linear_attn.out_proj.weight": "model.layers.0.linear_attn.out_proj",
@@ -307,5 +309,5 @@ def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
         "mtp.fc.weight": "fc",
         "model.visual.blocks.0.mlp.up_proj.weight": "model.visual.blocks.0.mlp.up_proj",
     }
-    for kind in ("all", "experts"):
+    for kind in ("fp8_all", "fp8"):
         assert not any(is_quantized(name, kind) or is_quantized_module(module, kind) for name, module in others.items())
