@@ -41,7 +41,7 @@ def test_it_reports_each_pack_and_where_the_time_went():
         ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "Gated DeltaNet"),
         ("kernel_kernel", "Gated DeltaNet"),
         ("causal_conv1d_bwd_kernel", "short convolution"),
-        ("_before_activation", "short convolution"),
+        ("_gradients", "short convolution"),
         ("_spread", "index and scatter"),
         ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16", "index and scatter"),
         ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
