@@ -23,7 +23,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import yaml
 from calibrated import without_calibration
 from compare_records import COMPARED, compare
 
@@ -34,6 +36,7 @@ from rlpipe.commands.cards.record_file import Record, read_record, write_record
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
 PAGE = PROJECT / "docs" / "performance.md"
+CHANGES: dict[str, list[dict[str, Any]]] = yaml.safe_load((PROJECT / "benchmarks" / "changes.yaml").read_text())
 PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "flash-linear-attention")
 
 BENCHMARKS = {
@@ -411,7 +414,23 @@ def page(results: list[Record]) -> str:
             packages = ", ".join(f"{package} {number}" for package, number in result.versions.items())
             lines += ["", f"`{result.command}`, {result.date}, {result.host}; {packages}."]
             lines += ["", "```text", *result.output.splitlines(), "```"]
+        if found and name in CHANGES:
+            lines += ["", *_changes(name)]
     return "\n".join(lines) + "\n"
+
+
+def _changes(name: str) -> list[str]:
+    """The table of what was changed after a profile."""
+    columns = ("floor", "before", "predicted", "after")
+    rows = [[row["what"], *("" if row.get(key) is None else str(row[key]) for key in columns)] for row in CHANGES[name]]
+    return [
+        "What was changed after a profile, or left: milliseconds of a pass over 4 x 8,192 tokens on an H200. The floor",
+        "is what the bytes or FLOPs take.",
+        "",
+        f"| change | {' | '.join(columns)} |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 if __name__ == "__main__":
