@@ -21,6 +21,7 @@ from whole_step_setup import MODELS, PROJECT
 
 MODES = ("sync", "one_step_off", "async")
 _HELD_OUT = "eval/held_out/accuracy"
+_MEAN_GAP = "mismatch/logprob_abs_mean"
 _PROMPTS, _PROMPT_LETTERS = 512, 256
 ON_GPUS = [
     "run.iterations=8",
@@ -54,7 +55,7 @@ def main() -> None:
             config, settings = "configs/recipes/dapo_math.yaml", [*ON_GPUS, *inputs(options.model, folder)]
         print(
             f"{'mode':14}{'before':>9}{'after':>9}{'step s':>9}{'tokens/s':>10}{'engines idle':>15}{'actor idle':>13}"
-            f"{'sum':>9}{'versions old':>14}",
+            f"{'sum':>9}{'versions old':>14}{'mean gap':>10}",
             flush=True,
         )
         for mode in options.modes:
@@ -83,9 +84,10 @@ def summary(rows: list[dict[str, float]]) -> str:
     engines, actor = (fmean(row[f"perf/{side}_idle_share"] for row in later) for side in ("rollout", "actor"))
     step = fmean(row["time/step_seconds"] for row in later)
     tokens = fmean(row["rollout/response_tokens_mean"] * row["rollout/samples_count"] for row in later) / step
-    lag = fmean(row["rollout/weight_version_lag_mean"] for row in later)
+    lag, gap = (fmean(row[name] for row in later) for name in ("rollout/weight_version_lag_mean", _MEAN_GAP))
     accuracy = [f"{row[_HELD_OUT]:9.1%}" if _HELD_OUT in row else " " * 9 for row in (rows[0], rows[-1])]
-    return f"{''.join(accuracy)}{step:9.2f}{tokens:10,.0f}{engines:15.1%}{actor:13.1%}{engines + actor:9.1%}{lag:14.2f}"
+    idle = f"{engines:15.1%}{actor:13.1%}{engines + actor:9.1%}"
+    return f"{''.join(accuracy)}{step:9.2f}{tokens:10,.0f}{idle}{lag:14.2f}{gap:10.1e}"
 
 
 if __name__ == "__main__":

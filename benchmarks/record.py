@@ -131,7 +131,8 @@ BENCHMARKS = {
     ),
     "attention": (
         "Attention",
-        "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens.",
+        "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens"
+        " where heads have a width of 64 or 256.",
     ),
     "learning": (
         "Learning",

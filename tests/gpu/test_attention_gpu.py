@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from actor.layers.causal_attention import Segments, causal_attention, long_lengths, plan_long_sequences
+from actor.layers.causal_attention import (
+    Segments,
+    causal_attention,
+    long_lengths,
+    long_sequence,
+    plan_long_sequences,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
 
@@ -13,7 +19,7 @@ PACKS = {
     "long": (0, 3000),
     "mixed": (0, 100, 2700, 2750, 2751, 4800, 8000, 8000, 8010),
 }
-HEADS = {"wide": (8, 2, 256), "narrow": (8, 4, 64)}
+HEADS = {"wide": (8, 2, 256), "usual": (16, 8, 128), "narrow": (8, 4, 64)}
 SCALE = 0.1
 
 
@@ -45,7 +51,21 @@ def test_values_and_gradients_are_those_in_float32(pack, heads):
     for name, one, right in zip(("out", "query", "key", "value"), found, wanted, strict=True):
         assert _relative(one, right) < 0.01, name
     cudnn = [event.key for event in profiler.key_averages() if "cudnn" in event.key]
-    assert bool(cudnn) == (pack != "short" and torch.cuda.get_device_capability() >= (9, 0))
+    expected = pack != "short" and heads != "usual" and torch.cuda.get_device_capability() >= (9, 0)
+    assert bool(cudnn) == expected
+
+
+@pytest.mark.parametrize("tokens", [3000, 3072, 3500, 4352])
+@pytest.mark.parametrize("heads", HEADS)
+def test_cudnn_gives_what_float32_gives(heads, tokens):
+    """At all widths, also those that causal_attention keeps from it."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("cuDNN is used from Hopper on")
+    queries, keys, channels = HEADS[heads]
+    torch.manual_seed(0)
+    inputs = [torch.randn(tokens, count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
+    found = long_sequence(*inputs, SCALE)
+    assert _relative(found, _attend([one.float() for one in inputs], (0, tokens))) < 0.01
 
 
 def test_all_lengths_of_long_sequences_are_planned():
