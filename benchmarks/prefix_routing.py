@@ -80,7 +80,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--engines", type=int, default=2)
     options = parser.parse_args()
-    ray.init(num_cpus=options.engines, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=options.engines,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     with tempfile.TemporaryDirectory() as folder:
         policy = save_random_policy(_POLICY, Path(folder) / "policy", "float32")
         kinds = {

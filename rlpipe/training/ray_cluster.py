@@ -113,6 +113,7 @@ def _start_ray(config: Config, known: Collection[int]) -> None:
             _init_ray,
             config,
             known,
+            address="local",  # not what another cluster has left in the environment or in Ray's folder
             num_cpus=config.ray.cpus or _workers(config) + 1,
             object_store_memory=config.ray.object_store_bytes,
             include_dashboard=False,

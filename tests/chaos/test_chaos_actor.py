@@ -69,7 +69,8 @@ def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, kind, 
     assert run.code == 2, run.evidence
     (sentence,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
     assert f"the {'GCS' if victim == 'gcs' else 'raylet'} of this machine" in sentence
-    assert ("continue with --resume" in sentence) == (where[1] == 3)
+    complete = list((run.folder / "checkpoints").glob("iteration_*"))  # not yet, where a busy machine still writes it
+    assert ("continue with --resume" in sentence) == bool(complete)
     assert_resumed(tmp_path, undisturbed())
 
 

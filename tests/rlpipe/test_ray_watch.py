@@ -30,8 +30,13 @@ class Sleeper:
     def sleep(self, seconds):
         time.sleep(seconds)
 
+def last_words():
+    yield "; last checkpoint: none"
+    print("an engine died, says another thread", flush=True)
+    yield "; more"
+
 config = load_config("configs/demo/arithmetic.yaml", ["ray.cpus=2", "ray.object_store_bytes=100000000"])
-with one_sentence(debug=False), ray_cluster(config, lambda: ["; last checkpoint: none", "; more"]):
+with one_sentence(debug=False), ray_cluster(config, last_words):
     sleeper = Sleeper.remote()
     ray.get(sleeper.sleep.remote(0))
     for child in psutil.Process().children():
@@ -61,19 +66,31 @@ with one_sentence(debug=False), ray_cluster(config):
     print("not reached")
 """
 
+OWN_RAY = """
+from rlpipe.commands.environment import set_defaults
+set_defaults()
+from rlpipe.config.load import load_config
+from rlpipe.training.ray_cluster import ray_cluster
 
-def run_script(*arguments: str, script: str = SCRIPT) -> tuple[int, str]:
+config = load_config("configs/demo/arithmetic.yaml", ["ray.cpus=1", "ray.object_store_bytes=100000000"])
+with ray_cluster(config):
+    print("a cluster of its own")
+"""
+
+
+def run_script(*arguments: str, script: str = SCRIPT, **environment: str) -> tuple[int, str]:
     mark = uuid.uuid4().hex
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         cwd=PROJECT,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=300,
     )
     assert_no_process_is_left(mark)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -89,6 +106,12 @@ def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str, meanwhil
     assert sentence.endswith("; last checkpoint: none; more")
     assert "Traceback" not in output
     assert "state-dump" not in output
+
+
+def test_a_cluster_that_is_not_named_is_not_joined() -> None:
+    """Ray by itself takes the address of the environment, or of the cluster that was started last on this machine."""
+    code, output = run_script(script=OWN_RAY, RAY_ADDRESS="192.0.2.1:6379")
+    assert code == 0 and "a cluster of its own" in output, output
 
 
 @pytest.mark.slow
