@@ -60,7 +60,10 @@ class Chaos:
             while not _victims(strike) and time.monotonic() < end:
                 time.sleep(0.05)
             time.sleep(strike.delay_seconds)
-        for process in _victims(strike):
+        victims = _victims(strike)
+        if not victims:  # lost to the strike before; they are there again where the phase begins again
+            self._strikes.append(strike)
+        for process in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.status()
                 append_json_line(self._record, {"strike": strike.name, "pid": process.pid, "time": time.time()})
