@@ -87,7 +87,9 @@ def _tensor(spec: TensorSpec, drawn: torch.Tensor, norm: float) -> torch.Tensor:
         return torch.ones(spec.shape, dtype=drawn.dtype)
     if "norm" in spec.name:
         return torch.full(spec.shape, norm, dtype=drawn.dtype)
-    return drawn.repeat(-(-spec.elements // len(drawn)))[: spec.elements].reshape(spec.shape).contiguous()
+    if spec.elements <= len(drawn):
+        return drawn[: spec.elements].reshape(spec.shape).clone()  # a view would keep all that is drawn
+    return drawn.repeat(-(-spec.elements // len(drawn)))[: spec.elements].reshape(spec.shape)
 
 
 def _write(shard: dict[str, torch.Tensor], folder: Path, index: int) -> dict[str, str]:

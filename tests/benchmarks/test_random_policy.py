@@ -38,3 +38,18 @@ def test_the_next_token_is_known_about_half_of_the_time_however_many_layers_ther
     with torch.no_grad():
         probabilities = model(tokens[None]).logits[0].softmax(-1)
     assert 0.4 < probabilities[tokens, following[tokens]].mean() < 0.9
+
+
+def test_small_tensors_keep_no_more_than_themselves(monkeypatch):
+    """As views of what is drawn, those of a tiny policy held 19 GB."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    from random_policy import _tensor
+
+    from rlpipe.shared.weights import TensorSpec
+
+    drawn = torch.randn(1000)
+    small = _tensor(TensorSpec("model.layers.0.mlp.up_proj.weight", "float32", (4, 5)), drawn, 1.0)
+    assert torch.equal(small.flatten(), drawn[:20])
+    assert small.untyped_storage().nbytes() == 80
+    large = _tensor(TensorSpec("model.embed_tokens.weight", "float32", (30, 100)), drawn, 1.0)
+    assert torch.equal(large.flatten(), drawn.repeat(3))
