@@ -21,12 +21,12 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from device_timing import best_seconds, copied_bytes_per_second
 from kernel_groups import kernel_times, print_groups
 from layer_floors import layer_floors
-from layer_shapes import hybrid_config
+from layer_shapes import hybrid_config, random_pack
 
 from actor.device import compute_device, device_name, synchronize
 from actor.distributed import join_processes, leave, start_model_parallel
@@ -38,7 +38,6 @@ from rlpipe.config.actor import ActorConfig
 from rlpipe.flops import Part, model_flops
 from rlpipe.jit_monitor import JitMonitor
 from rlpipe.model.model_reader import describe_model, trainable_model
-from rlpipe.shared.pack import Pack
 
 _LAYERS = 8
 _VOCABULARY = 1024  # only embeddings depend on it
@@ -83,7 +82,7 @@ def main() -> None:
     policy = _policy(config, actor)
     shape = describe_model(config).shape
     ceiling = _ceiling_tflops(sizes)
-    copied = _copied_bytes()
+    copied = copied_bytes_per_second()
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
     compiled = torch.cuda.is_available() and not options.eager
@@ -91,7 +90,7 @@ def main() -> None:
     print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product), copying {copied / 1e12:.2f} TB/s")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
     for lengths in _lengths(options.packs or sizes.packs):
-        inputs = pack_to_device(_pack(lengths), compute_device())
+        inputs = pack_to_device(random_pack(lengths, _VOCABULARY), compute_device())
         flops = model_flops(shape, lengths)
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
         _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
@@ -136,25 +135,6 @@ def _lengths(packs: str) -> list[tuple[int, ...]]:
     """`4x2048,1x8192` -> [(2048, 2048, 2048, 2048), (8192,)]."""
     counts = [pack.split("x") for pack in packs.split(",")]
     return [(int(tokens),) * int(sequences) for sequences, tokens in counts]
-
-
-def _pack(lengths: tuple[int, ...]) -> Pack:
-    total = sum(lengths)
-    zeros = np.zeros(total, np.float32)
-    token_ids = np.random.default_rng(0).integers(0, _VOCABULARY, total)
-    ends = (0, *np.cumsum(lengths).tolist())
-    return Pack(
-        sample_ids=tuple(str(index) for index in range(len(lengths))),
-        token_ids=token_ids,
-        targets=token_ids,
-        position_ids=np.concatenate([np.arange(length) for length in lengths]),
-        loss_mask=zeros,
-        loss_weights=zeros,
-        advantages=zeros,
-        rollout_logprobs=zeros,
-        cu_seqlens=ends,
-        cu_seqlens_padded=ends,
-    )
 
 
 def _pass(policy: PolicyModel, inputs: PackInputs) -> None:
@@ -203,27 +183,7 @@ def _ceiling_tflops(sizes: Sizes) -> float:
     left, right = (torch.randn(side, side, device=device, dtype=getattr(torch, sizes.dtype)) for _ in range(2))
     out = torch.empty_like(left)
 
-    def products(count: int) -> None:
-        for _ in range(count):
-            torch.mm(left, right, out=out)
-        synchronize()
-
-    products(3)
-    return 10 * 2 * side**3 / min(_seconds(lambda: products(10)) for _ in range(3)) / 1e12
-
-
-def _copied_bytes() -> float:
-    """Bytes a second, read and written, of copying a tensor that no cache holds."""
-    source = torch.empty(2**29 if torch.cuda.is_available() else 2**24, dtype=torch.bfloat16, device=compute_device())
-    target = torch.empty_like(source)
-
-    def copies(count: int) -> None:
-        for _ in range(count):
-            target.copy_(source)
-        synchronize()
-
-    copies(3)
-    return 10 * 2 * source.numel() * source.element_size() / min(_seconds(lambda: copies(10)) for _ in range(3))
+    return 2 * side**3 / best_seconds(lambda: torch.mm(left, right, out=out)) / 1e12
 
 
 def _report(lengths: tuple[int, ...], measured: Measured, tera_flops: float, ceiling: float) -> None:

@@ -37,7 +37,7 @@ _VOCABULARY = 32768
 _LAYERS = 8
 _SECONDS = 600.0
 _PLAIN = "without"
-_MEMORY = 0.8
+MEMORY_SHARE = 0.8
 """Of what is free, where pools have sizes: engines start at once, and each sees the others' weights as used."""
 _PREFILL_SECONDS = 0.4
 _PROFILED_STEPS = 40
@@ -162,7 +162,7 @@ def _config(options: argparse.Namespace, engine: dict[str, Any], engines: int) -
                 "engine": {
                     "dtype": "bfloat16",
                     "max_running_requests": most,
-                    "memory_fraction": 0.4 if engines == 2 else _MEMORY,
+                    "memory_fraction": 0.4 if engines == 2 else MEMORY_SHARE,
                     "deterministic": options.deterministic,
                 }
                 | engine,

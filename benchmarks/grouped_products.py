@@ -8,12 +8,16 @@ one expert's weight. What lies between `routed` and `dense` is what a better ker
 """
 
 import argparse
-import time
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
+from device_timing import seconds_per_call
 
 EXPERTS, PER_TOKEN, HIDDEN, WIDTH = 256, 8, 2048, 512
 
@@ -81,19 +85,8 @@ def _weight_line(name: str, rows: int, deep: int, wide: int, rounds: int) -> Non
 
 
 def _print(name: str, calls: list[Callable[[], torch.Tensor]], flops: int, rounds: int) -> None:
-    speeds = "".join(f"{flops / _seconds(call, rounds) / 1e12:10.1f}" for call in calls)
+    speeds = "".join(f"{flops / seconds_per_call(call, rounds) / 1e12:10.1f}" for call in calls)
     print(f"{name:>34}{speeds}", flush=True)
-
-
-def _seconds(call: Callable[[], torch.Tensor], rounds: int) -> float:
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(rounds):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / rounds
 
 
 if __name__ == "__main__":

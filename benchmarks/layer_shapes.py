@@ -1,8 +1,13 @@
-"""Shapes of the models that benchmarks measure, as `config.json` has them."""
+"""Shapes of what benchmarks measure: models as `config.json` has them, and packs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from rlpipe.shared.pack import Pack
 
 _CONFIG = Path(__file__).resolve().parent.parent / "configs/models/Qwen3.5-35B-A3B/config.json"
 
@@ -58,3 +63,23 @@ def qwen3_config(tiny: bool) -> dict[str, Any]:
         "pad_token_id": 257,
         **(small if tiny else large),
     }
+
+
+def random_pack(lengths: Sequence[int], vocabulary: int) -> Pack:
+    """Sequences of random tokens, none of which is trained."""
+    total = sum(lengths)
+    zeros = np.zeros(total, np.float32)
+    token_ids = np.random.default_rng(0).integers(0, vocabulary, total)
+    ends = (0, *np.cumsum(lengths).tolist())
+    return Pack(
+        sample_ids=tuple(str(index) for index in range(len(lengths))),
+        token_ids=token_ids,
+        targets=token_ids,
+        position_ids=np.concatenate([np.arange(length) for length in lengths]),
+        loss_mask=zeros,
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        cu_seqlens=ends,
+        cu_seqlens_padded=ends,
+    )

@@ -31,7 +31,7 @@ import psutil
 import ray
 import torch
 import yaml
-from engine_variants import FP8_VARIANTS, compare_variants
+from engine_variants import FP8_VARIANTS, MEMORY_SHARE, compare_variants
 from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
@@ -47,8 +47,6 @@ from rollout.pool import RolloutPool
 _PROMPT_TOKENS = 64
 _PROFILED_STEPS = 60
 _VOCABULARY = 32_768
-_MEMORY = 0.8
-"""Of what is free, where pools have sizes: engines start at once, and each sees the others' weights as used."""
 _ABLATED_STEPS = 300  # enough for requests to pass a multiple of 256 tokens, where SGLang keeps their states
 _STATES_PER_REQUEST = 5
 """Room for recurrent states of raw SGLang, as the pool's."""
@@ -147,7 +145,7 @@ def main() -> None:
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
     given = dict(one.split("=", 1) for one in options.sglang)
-    memory = _MEMORY if options.ablate or options.hybrid_layers else sizes.memory
+    memory = MEMORY_SHARE if options.ablate or options.hybrid_layers else sizes.memory
     sizes = replace(
         sizes, memory=memory, sglang=sizes.sglang | {key: yaml.safe_load(value) for key, value in given.items()}
     )

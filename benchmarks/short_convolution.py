@@ -10,14 +10,13 @@ sections that pass without a convolution.
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from device_timing import copied_bytes_per_second, seconds_per_call
 
 from actor.layers import gdn_inputs
 
@@ -36,7 +35,7 @@ def main() -> None:
     projected = _random(len(places), convolved + VALUE_HEADS * CHANNELS + 2 * VALUE_HEADS).requires_grad_()
     weights = [_random(heads * CHANNELS, WIDTH).requires_grad_() for heads in HEADS]
     bytes_moved = len(places) * convolved * 2
-    copied = _copied_bytes()
+    copied = copied_bytes_per_second()
     floors = (2 * bytes_moved / copied * 1e3, 3 * bytes_moved / copied * 1e3)
     print(f"{torch.cuda.get_device_name()}, {options.sequences} x {options.tokens} tokens, {copied / 1e12:.2f} TB/s")
     print(f"floors, ms: forward {floors[0]:.3f}, backward {floors[1]:.3f}")
@@ -76,25 +75,7 @@ def _measure(
         return torch.autograd.grad(made, leaves, directions, retain_graph=True)
 
     made = outputs()
-    return _milliseconds(outputs), _milliseconds(backward), norms
-
-
-def _milliseconds(call: Callable[[], object], rounds: int = 10) -> float:
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(rounds):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / rounds * 1e3
-
-
-def _copied_bytes() -> float:
-    """Bytes a second, read and written together."""
-    source = torch.empty(2**29, dtype=torch.bfloat16, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() * source.element_size() / (_milliseconds(lambda: target.copy_(source)) / 1e3)
+    return 1e3 * seconds_per_call(outputs), 1e3 * seconds_per_call(backward), norms
 
 
 if __name__ == "__main__":

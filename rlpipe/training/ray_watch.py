@@ -134,10 +134,11 @@ def leave(exit_code: int, text: str, more: Iterable[str] = ()) -> NoReturn:
     """End this process at once, past all that libraries do when the interpreter ends. `more` is said as it comes, and
     nothing else any more: what other threads say would stand in the middle of the sentence."""
     sys.stdout.flush()
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    said = sys.stderr
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for part in chain((text,), more):
-        print(part, end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr, flush=True)
+        print(part, end="", file=said, flush=True)
+    print(file=said, flush=True)
     os._exit(exit_code)
 
 

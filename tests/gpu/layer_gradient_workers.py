@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,10 +25,9 @@ from actor.layers.gdn_torch import chunked_delta_rule, projected_heads
 from actor.layers.packed import PackInputs, pack_to_device
 from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel
-from benchmarks.layer_shapes import hybrid_config
+from benchmarks.layer_shapes import hybrid_config, random_pack
 from rlpipe.config.actor import ActorConfig
 from rlpipe.model.model_reader import trainable_model
-from rlpipe.shared.pack import Pack
 
 LAYERS, VOCABULARY = 4, 1024
 
@@ -69,7 +67,7 @@ def compare(
     start_model_parallel(actor, seed=0)
     (policy,) = build_model(trainable_model(hybrid_config(LAYERS, VOCABULARY, tiny)), actor)
     _randomize(policy)
-    inputs = pack_to_device(_pack(lengths), compute_device())
+    inputs = pack_to_device(random_pack(lengths, VOCABULARY), compute_device())
     generator = torch.Generator(compute_device()).manual_seed(1)
     direction = torch.randn(sum(lengths), policy.config.hidden_size, generator=generator, device=compute_device())
     with pytest.MonkeyPatch.context() as patch:
@@ -106,24 +104,6 @@ def _randomize(policy: PolicyModel) -> None:
                 parameter.normal_(std=0.02, generator=generator)
             else:
                 parameter.add_(torch.randn(parameter.shape, generator=generator, device=parameter.device) * 0.2)
-
-
-def _pack(lengths: Sequence[int]) -> Pack:
-    total = sum(lengths)
-    zeros, token_ids = np.zeros(total, np.float32), np.random.default_rng(0).integers(0, VOCABULARY, total)
-    ends = (0, *np.cumsum(lengths).tolist())
-    return Pack(
-        sample_ids=tuple(str(index) for index in range(len(lengths))),
-        token_ids=token_ids,
-        targets=token_ids,
-        position_ids=np.concatenate([np.arange(length) for length in lengths]),
-        loss_mask=zeros,
-        loss_weights=zeros,
-        advantages=zeros,
-        rollout_logprobs=zeros,
-        cu_seqlens=ends,
-        cu_seqlens_padded=ends,
-    )
 
 
 def _backend(policy: PolicyModel) -> Any:
