@@ -3,6 +3,8 @@
     python benchmarks/learning_gates.py                            every gate with seeds 0, 1 and 2
     python benchmarks/learning_gates.py gspo cp2 --seeds 1         some
     python benchmarks/learning_gates.py --record                   and keep what they did as history
+    python benchmarks/learning_gates.py --record --missing         go on where that was cut off
+    python benchmarks/learning_gates.py --summary                  run nothing, print what the history holds
 
 A gate (benchmarks/gates.yaml) is red when a metric is not finite, an update is skipped, engine and actor disagree, or
 its held-out accuracy or reward leaves the band that its history (benchmarks/results/gates.jsonl) draws, either side:
@@ -37,6 +39,7 @@ MARGINS = {"accuracy": 0.04, "reward": 0.03}
 CURVE_MARGIN = 0.06
 """Most that a layout's reward of an iteration may differ from the reference's with the same seed; the first, whose
 responses the same weights wrote, not at all."""
+NO_BAND = "no band"
 LARGEST_GAP = 1e-3
 """Of |engine - actor| in mean nats a token; in float32 it is 1e-6, unless weights are stale or maths differs."""
 
@@ -216,7 +219,7 @@ def verdicts_on(run: Run, gate: Gate, gates: dict[str, Gate], history: Sequence[
     reference = gates[gate.curve_of or gate.name]
     known = [old for old in history if old.gate == reference.name and old.settings == reference.digest()]
     if len(known) < MINIMUM_RUNS:
-        return [f"no band: {len(known)} of {MINIMUM_RUNS} runs of {reference.name} are known, add some by --record"]
+        return [f"{NO_BAND}: {len(known)} of {MINIMUM_RUNS} runs of {reference.name} are known, add some by --record"]
     verdicts = [Band.around([old.accuracy for old in known], MARGINS["accuracy"]).verdict(run.accuracy, "accuracy")]
     if run.rewards:
         band = Band.around([old.reward for old in known], MARGINS["reward"])
@@ -228,8 +231,9 @@ def verdicts_on(run: Run, gate: Gate, gates: dict[str, Gate], history: Sequence[
 
 
 def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
-    """A line for each gate: the runs that are known with its settings, and the band that they draw."""
-    lines = [f"{'gate':14}{'runs':>5}  {'accuracy':18}{'reward':18}last"]
+    """A line for each gate: the runs that are known with its settings, the band that they draw, and what is wrong with
+    any of them by all the others."""
+    lines = [f"{'gate':14}{'runs':>5}  {'accuracy':16}{'reward':16}{'last':22}verdict"]
     for gate in gates.values():
         known = [run for run in history if run.gate == gate.name and run.settings == gate.digest()]
         bands = ["", ""]
@@ -238,8 +242,20 @@ def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
             if known[0].rewards:
                 bands[1] = str(Band.around([run.reward for run in known], MARGINS["reward"]))
         last = f"{known[-1].date} {known[-1].commit}" if known else "never run"
-        lines.append(f"{gate.name:14}{len(known):5}  {bands[0]:18}{bands[1]:18}{last}")
+        verdict = verdict_on_all(known, gate, gates, history)
+        lines.append(f"{gate.name:14}{len(known):5}  {bands[0]:16}{bands[1]:16}{last:22}{verdict}".rstrip())
     return lines
+
+
+def verdict_on_all(known: Sequence[Run], gate: Gate, gates: dict[str, Gate], history: Sequence[Run]) -> str:
+    """Of the known runs of a gate, each by all the others; empty where too few others are known to tell."""
+    found = []
+    for run in known:
+        verdicts = verdicts_on(run, gate, gates, [other for other in history if other is not run])
+        if verdicts and verdicts[0].startswith(NO_BAND):
+            return ""
+        found += [f"seed {run.seed}: {verdict}" for verdict in verdicts]
+    return "; ".join(found) or ("ok" if known else "")
 
 
 def off_the_curve(rewards: Sequence[float], reference: Sequence[float]) -> str:

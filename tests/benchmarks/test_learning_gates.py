@@ -77,6 +77,23 @@ def test_a_layout_has_to_follow_the_curve_of_its_seed(gates):
     assert verdicts([0.3, 0.57, 0.45]) == ["reward 0.570 of iteration 2 is off the curve (0.500)"]
 
 
+def test_the_summary_judges_each_run_by_all_the_others(gates):
+    found = gates.read_gates()
+    curve = {seed: [0.3 + 0.01 * seed, 0.5, 0.5] for seed in range(4)}
+    history = [_run(gates, found["grpo"], seed, 0.6, curve[seed]) for seed in (0, 1, 2)]
+    history += [_run(gates, found["cp2"], seed, 0.6, curve[seed]) for seed in (0, 1)]
+    history.append(_run(gates, found["tp2"], 2, 0.6, [*curve[2][:2], 0.6]))
+
+    def verdicts():
+        return {line.split()[0]: line for line in gates.summary(found, history)}
+
+    lines = verdicts()
+    assert lines["cp2"].endswith("  ok") and "seed 2: " in lines["tp2"] and "is off the curve (0.500)" in lines["tp2"]
+    assert not lines["grpo"].endswith("ok"), "two others draw no band"
+    history.append(_run(gates, found["grpo"], 3, 0.9, curve[3]))
+    assert "seed 3: accuracy 0.900 is too good" in verdicts()["grpo"]
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
