@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from rlpipe.shared.errors import EngineFailure, ModelError, ResourceError, RlpipeError, RolloutError
+from rlpipe.shared.disk_errors import FULL
+from rlpipe.shared.errors import DiskFullError, EngineFailure, ModelError, ResourceError, RlpipeError, RolloutError
 from rollout.arguments import EngineSetup
 
 _TAIL_BYTES = 16_384
@@ -36,6 +37,9 @@ def start_failure(setup: EngineSetup, error: BaseException) -> RlpipeError:
         return EngineFailure(
             f"{who} died while it started: SGLang's process ended with exit code {killed[1]}; log: {setup.log_path}"
         )
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = error.filename or setup.log_path
+        return DiskFullError(f"{who} could not start: {place}: {error.strerror}; free space there")
     if _NO_MEMORY.search(text):
         return ResourceError(
             f"{who} could not start: no free memory for its KV pool; lower rollout.engine.kv_cache_tokens, "

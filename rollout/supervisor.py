@@ -12,7 +12,7 @@ import ray
 from rlpipe.config.fault import FaultConfig
 from rlpipe.model.hub import model_folder
 from rlpipe.model.weight_checks import check_finite
-from rlpipe.shared.errors import EngineFailure, ModelError, RlpipeError, RolloutError
+from rlpipe.shared.errors import DiskFullError, EngineFailure, ModelError, RlpipeError, RolloutError
 from rlpipe.shared.remote import address_in_table, deadline_error, on_node
 from rollout.arguments import EngineSetup, replacement
 from rollout.cleanup import end_engine, has_stopped_process
@@ -183,8 +183,10 @@ class Supervisor:
                 self._fleet.report(engine, EngineFailure(f"engine {engine.index} was stopped while it started"))
 
     def _start_failed(self, engine: RunningEngine, failure: RlpipeError) -> None:
-        """A process may end by chance; what an engine says that has never started would be said again."""
-        if engine.index not in self._started and not isinstance(failure, EngineFailure):
+        """A process may end by chance; what an engine says that has never started would be said again, and so would
+        what a full disk makes any engine say."""
+        is_first = engine.index not in self._started and not isinstance(failure, EngineFailure)
+        if is_first or isinstance(failure, DiskFullError):
             self._fleet.give_up(failure)
             return
         again = " again" if engine.setup.restart else ""

@@ -15,6 +15,8 @@ from actor.comm_guard.guard import NCCL
 from actor.comm_guard.places import Place, place_of
 from actor.comm_guard.probe import Driver, Probe
 from actor.comm_guard.rules import Stack
+from rlpipe.shared.atomic_file import write_atomically
+from rlpipe.shared.disk_errors import left_out_when_full
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Observer:
         total_bytes = self._driver.memory()[1]
         evidence = Evidence(self._stack, total_bytes, clean_up_seconds, tuple(self._seen.values()))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(evidence.as_json(), indent=1))
+        with left_out_when_full():
+            write_atomically(self._path, json.dumps(evidence.as_json(), indent=1).encode())
 
     def around(self, operation: str, call: Method) -> Method:
         return call if operation in (WAIT, END_OF_BATCH) else self._observed(operation, call)

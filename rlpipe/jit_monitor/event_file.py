@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from rlpipe.jit_monitor.events import JitEvent
+from rlpipe.shared.disk_errors import append_if_room
 
 
 class EventFile:
@@ -15,8 +16,7 @@ class EventFile:
         self._path = path
 
     def append(self, event: JitEvent) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+        append_if_room(self._path, json.dumps(dataclasses.asdict(event)) + "\n")
 
 
 class EventFolder:

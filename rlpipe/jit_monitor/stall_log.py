@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlpipe.jit_monitor.events import StepStall
+from rlpipe.shared.disk_errors import append_if_room
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +19,6 @@ def stall_log(worker: str, log_directory: str | Path | None) -> Callable[[StepSt
             return
         path = Path(log_directory) / f"{worker}.stalls.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{stall}\n\n")
+        append_if_room(path, f"{stall}\n\n")
 
     return write

@@ -1,6 +1,5 @@
 """Files of rows, one JSON object a line, that a crash may have left in any state."""
 
-import errno
 import json
 import os
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe.shared.atomic_file import write_atomically
-from rlpipe.shared.errors import ResourceError
+from rlpipe.shared.disk_errors import FULL
+from rlpipe.shared.errors import DiskFullError
 from rlpipe.shared.regular_file import append_regular, read_regular
 
 
@@ -21,7 +21,7 @@ class JsonRows:
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
-    """Append one row, whole or not at all. Raises ResourceError when the disk is full, and FileKindError for
+    """Append one row, whole or not at all. Raises DiskFullError, and FileKindError for
     what is no file."""
     # A lone surrogate becomes its JSON escape.
     line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
@@ -33,8 +33,8 @@ def append_json_line(path: Path, row: dict[str, Any]) -> None:
                 written += file.write(line[written:])
         except OSError as error:
             file.truncate(size)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise ResourceError(f"{path}: a row cannot be written ({error.strerror}): free space there") from None
+            if error.errno in FULL:
+                raise DiskFullError(f"{path}: a row cannot be written ({error.strerror}): free space there") from None
             raise
 
 

@@ -1,4 +1,4 @@
-"""A full disk while a folder of many files is written, in one sentence."""
+"""A full disk: one sentence where a folder of many files is written, and no failure where notes of a worker are."""
 
 import errno
 import os
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlpipe.shared.errors import ResourceError
+from rlpipe.shared.errors import DiskFullError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where no room is left."""
+
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 """Libraries written in Rust raise exceptions of their own, of which only the text tells what the system refused."""
 
@@ -20,18 +22,42 @@ def written_whole(partial: Path) -> Iterator[None]:
     """The block writes the folder `partial`, and gives it its final name at the end.
 
     Raises:
-        ResourceError: the disk is full; nothing of the folder is left.
+        DiskFullError: nothing of the folder is left.
     """
     try:
         yield
     except Exception as error:
         number = _number(error)
-        if number not in _FULL:
+        if number not in FULL:
             raise
         shutil.rmtree(partial, ignore_errors=True)
-        raise ResourceError(
+        raise DiskFullError(
             f"{partial.parent}: cannot be written to ({os.strerror(number)}): free space there"
         ) from None
+
+
+@contextmanager
+def left_out_when_full() -> Iterator[None]:
+    """The block writes a note that no engine and no rank is to end for. Whoever reads the run learns of the disk from
+    the driver, whose next row has no room either."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+def append_if_room(path: Path, text: str) -> None:
+    """Append a note whole, or not at all where the disk is full."""
+    with left_out_when_full(), path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        left = memoryview(text.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def _number(error: Exception) -> int:

@@ -31,6 +31,10 @@ class ResourceError(RlpipeError):
     """The machine or cluster lacks what the run needs: memory, GPUs, ports, disk."""
 
 
+class DiskFullError(ResourceError):
+    """No room is left where the run writes; what needs to write there fails until there is some."""
+
+
 class RolloutError(RlpipeError):
     """A rollout engine failed, died or answered something that cannot be used."""
 

@@ -4,7 +4,7 @@ SGLang itself tells it only with all of its metrics on.
 """
 
 import os
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from rlpipe.shared.replaced_parts import replaces
@@ -59,7 +59,8 @@ def install_in_scheduler() -> None:
     def note(self: SchedulerReqTimeStats, ts: float | None = None) -> None:
         if not _not_yet(Path(path)).exists():
             SchedulerReqTimeStats.set_prefill_finished_time = original
-            Path(path).write_text(f"{time.time()}\n")
+            with suppress(OSError):  # a full disk costs this figure, not the engine
+                Path(path).touch()
         original(self, ts)
 
     SchedulerReqTimeStats.set_prefill_finished_time = note

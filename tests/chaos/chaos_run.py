@@ -6,6 +6,7 @@ every batch that is trained.
 """
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -21,17 +22,17 @@ import psutil
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.training.iteration import IterationRecord
-from tests.chaos.chaos_schedule import SIGNALS, TITLES, Strike
+from tests.chaos.chaos_schedule import DISK, FILLER, SIGNALS, TITLES, Strike
 from tests.rlpipe.run_support import MARK, marked_processes
 
 
 class Chaos:
     """Wraps what the driver does, and strikes when it is due."""
 
-    def __init__(self, strikes: list[Strike], record: Path) -> None:
+    def __init__(self, strikes: list[Strike], record: Path, folder: Path) -> None:
         from rollout.pool import RolloutPool
 
-        self._strikes, self._record = strikes, record
+        self._strikes, self._record, self._folder = strikes, record, folder
         self._iteration: int | None = None
         self._due: list[threading.Timer] = []
         self._watch_phases()
@@ -55,6 +56,10 @@ class Chaos:
                 self._due.append(timer)
 
     def _strike(self, strike: Strike) -> None:
+        if strike.victim == DISK:
+            append_json_line(self._record, {"strike": strike.name, "time": time.time()})
+            _fill(self._folder / FILLER)
+            return
         if strike.iteration is None and not _victims(strike):  # of the start; they are there in a moment
             end = time.monotonic() + 120
             while not _victims(strike) and time.monotonic() < end:
@@ -121,6 +126,18 @@ class Chaos:
         Learner.pack = noted_pack  # type: ignore[method-assign]
 
 
+def _fill(path: Path) -> None:
+    """Takes all room of the file system that `path` lies on."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(2**16))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return
+
+
 def _victims(strike: Strike) -> list[psutil.Process]:
     """In the order of their process ids; `strike.which` of them, or all."""
     if strike.victim == "driver":
@@ -140,7 +157,7 @@ def main() -> None:
     from rlpipe.commands.environment import set_defaults
 
     set_defaults()
-    Chaos([Strike(**row) for row in json.loads(Path(schedule).read_text())], Path(record))
+    Chaos([Strike(**row) for row in json.loads(Path(schedule).read_text())], Path(record), Path(schedule).parent)
     sys.argv = ["rlpipe", "train", *arguments]
     command_line()
 

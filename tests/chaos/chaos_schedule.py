@@ -22,6 +22,11 @@ ROLLOUT = ("scheduler", "engine")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGTERM}
 """Ways of disturbing a process."""
 
+DISK = "disk"
+"""A victim that is no process: the file system of the run's folder, whose room is filled up (`fill`) by `FILLER`."""
+
+FILLER = "filler"
+
 STARTS = (
     "starting Ray",
     "starting engines",

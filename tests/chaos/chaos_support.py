@@ -84,10 +84,13 @@ def chaos_arguments(folder: Path, *settings: str) -> list[str]:
     return run_arguments(folder, *UNTRACKED, f"model.path={folder.parent}/policy{shape}", *settings)
 
 
-def disturbed_run(folder: Path, strikes: Sequence[Strike], *settings: str, seconds: float = 800) -> DisturbedRun:
-    """Runs the small run in `folder` to its end, whatever that is; it leaves no process."""
+def disturbed_run(
+    folder: Path, strikes: Sequence[Strike], *settings: str, seconds: float = 800, notes: Path | None = None
+) -> DisturbedRun:
+    """Runs the small run in `folder` to its end, whatever that is; it leaves no process. notes: where its record lies,
+    if not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    schedule, record = folder / "schedule.json", folder / "record.jsonl"
+    schedule, record = folder / "schedule.json", (notes or folder) / "record.jsonl"
     schedule.write_text(json.dumps([asdict(strike) for strike in strikes]))
     mark, begin = uuid.uuid4().hex, time.monotonic()
     planted = PROJECT / "tests/chaos/planted"

@@ -263,6 +263,23 @@ def test_events_of_other_processes_travel_through_files(tmp_path):
     assert folder.read("rollout", 4) == ()
 
 
+def test_a_full_disk_costs_events_and_no_process(tmp_path):
+    """With a limit of file sizes, which the kernel enforces as it does a full disk."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from rlpipe.jit_monitor.event_file import EventFile\n"
+        "from rlpipe.jit_monitor.events import JitEvent\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "file = EventFile(Path(sys.argv[1]))\n"
+        "for n in range(99): file.append(JitEvent('triton', f'kernel {n}', '', 0.5, True, '', 'load', 0))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "engine.0.jsonl")], check=True, timeout=120)
+    events = EventFolder(tmp_path, "engine.*.jsonl").read("rollout", 3)
+    assert [event.name for event in events] == [f"kernel {n}" for n in range(len(events))]
+    assert 1 < len(events) < 99
+
+
 def test_growth_of_a_cache_that_no_hook_hears(tmp_path):
     environment = {"DG_JIT_CACHE_DIR": str(tmp_path / "dg"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     (tmp_path / "triton" / "old").mkdir(parents=True)

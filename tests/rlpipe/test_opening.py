@@ -359,7 +359,7 @@ def test_a_full_disk_tears_no_row(tmp_path):
     )
     path = tmp_path / "metrics.jsonl"
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert "ResourceError" in done.stderr and "free space there" in done.stderr
+    assert "DiskFullError" in done.stderr and "free space there" in done.stderr
     found = read_json_lines(path)
     assert (len(found.rows), found.damaged) == (7, 0)
     assert path.read_bytes().endswith(b"\n")

@@ -1,0 +1,45 @@
+"""Runs whose disk is full from a named phase on: a small file system of their own, which is really full."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.chaos_schedule import DISK, FILLER, Strike
+from tests.chaos.chaos_support import assert_resumed, disturbed_run
+
+PHASES = (
+    ("eval", 0),
+    ("rollout", 1),
+    ("train", 2),
+    ("weight_sync", 2),
+    ("eval", 2),
+    ("checkpoint", 2),
+    ("checkpoint", 4),
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """For the run's folder, with little room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", PHASES, ids=lambda where: "-".join(map(str, where)))
+def test_a_full_disk_is_one_sentence_and_is_resumed(undisturbed, tmp_path, small_disk, where):
+    run = disturbed_run(small_disk, [Strike(DISK, "fill", *where, 0.0)], notes=tmp_path)
+    assert run.strikes
+    assert run.code == 2, run.evidence
+    (sentence,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert str(small_disk) in sentence, run.evidence
+    assert "No space left on device" in sentence or "failed with 0.0 MB" in sentence, run.evidence
+    (small_disk / FILLER).unlink()
+    assert_resumed(small_disk, undisturbed())
