@@ -1,10 +1,10 @@
 """A game of many turns, learned from random weights: as an environment, and by an agent at the endpoint.
 
-    python benchmarks/agent_learning.py [--seeds 0 1 2] [--iterations 30] [--folder runs/agent_learning]
+    python benchmarks/agent_learning.py [--seeds 0 1 2 3 4] [--iterations 30] [--folder runs/agent_learning]
 
-Both are shown the same tokens, by `/v1/completions` at the endpoint, and earn the same rewards for the same turns, so
-that their curves are to differ by no more than seeds do. Runs of one seed start from the same weights and tasks. Those
-that lie in the folder from before are read and not made again.
+Both are shown the same tokens, by `/v1/completions` at the endpoint, earn the same rewards for the same turns, and draw
+the same random numbers, so that runs of one seed, which start from the same weights and tasks, are to be equal bit by
+bit. Those that lie in the folder from before are read and not made again.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -40,6 +41,10 @@ WAYS = {"environment": "", "endpoint": ENDPOINT}
 _MOST_TURNS = 10
 _HELD_OUT_TASKS = 100
 _HELD_OUT = "eval/held_out/accuracy"
+_COMPARED = (
+    *("rollout/reward_mean", "rollout/response_tokens_mean", "rollout/accuracy", "advantage/abs_mean"),
+    *("train/loss", "train/gradient_norm", "train/entropy", _HELD_OUT),
+)
 
 
 async def plays(task: AgentTask) -> dict[str, Any]:
@@ -61,25 +66,27 @@ async def plays(task: AgentTask) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """Held-out success by iteration, turns of an episode in the last one, and the seconds of all iterations."""
+    """Held-out success by iteration, turns of an episode in the last one, the seconds of all iterations, and what is to
+    be the same for both ways, by iteration from the first."""
 
     way: str
     seed: int
     held_out: dict[int, float]
     turns: float
     seconds: float
+    curve: list[list[float | None]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--folder", type=Path, default=Path("runs/agent_learning"))
     arguments = parser.parse_args()
     runs = [
         learned(arguments.folder.resolve(), way, seed, arguments.iterations) for seed in arguments.seeds for way in WAYS
     ]
-    print(f"{'':<12}{'seed':>5}{'before':>8}{'after':>8}{'turns of an episode at the end':>32}{'minutes':>9}")
+    print(f"{'way':<12}{'seed':>5}{'before':>8}{'after':>8}{'turns of an episode at the end':>32}{'minutes':>9}")
     for run in runs:
         before, after = run.held_out[0], run.held_out[max(run.held_out)]
         print(f"{run.way:<12}{run.seed:>5}{before:>8.1%}{after:>8.1%}{run.turns:>32.1f}{run.seconds / 60:>9.1f}")
@@ -105,19 +112,27 @@ def learned(folder: Path, way: str, seed: int, iterations: int) -> Run:
         rows = train(str(made / "config.yaml"), folder, name, settings)
     held_out = {int(row["iteration"]): row[_HELD_OUT] for row in rows if _HELD_OUT in row}
     seconds = sum(row["time/step_seconds"] for row in rows)
-    return Run(way, seed, held_out, rows[-1]["episode/turns_mean"], seconds)
+    curve = [[row.get(name) for name in _COMPARED] for row in rows if row["iteration"] > 0]
+    return Run(way, seed, held_out, rows[-1]["episode/turns_mean"], seconds, curve)
 
 
 def compare(runs: Sequence[Run]) -> None:
-    """Means over seeds by iteration, and how many standard errors lie between the two ways."""
-    print(f"\n{'held-out success':<18}{'environment':>20}{'endpoint':>20}{'apart, standard errors':>24}")
+    """Means over seeds by iteration, and how long runs of one seed are equal."""
+    print(f"\n{'held-out success':<18}{'environment':>20}{'endpoint':>20}")
     for iteration in runs[0].held_out:
         by_way = [[run.held_out[iteration] for run in runs if run.way == way] for way in WAYS]
         spread = [stdev(values) if len(values) > 1 else 0.0 for values in by_way]
-        error = (sum(one**2 for one in spread) / len(by_way[0])) ** 0.5
-        apart = abs(fmean(by_way[0]) - fmean(by_way[1]))
         cells = "".join(f"{fmean(values):>13.1%} ±{one:>5.1%}" for values, one in zip(by_way, spread, strict=True))
-        print(f"iteration {iteration:<8}{cells}{apart / error if error else 0.0:>24.1f}")
+        print(f"iteration {iteration:<8}{cells}")
+    print("\nrewards, lengths, advantages, losses and gradient norms")
+    for seed in sorted({run.seed for run in runs}):
+        curves = [run.curve for run in runs if run.seed == seed]
+        print(f"seed {seed}: the same bits in {equal_iterations(*curves)} of {len(curves[0])} iterations")
+
+
+def equal_iterations(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many there are before the first that differs."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=True)))
 
 
 if __name__ == "__main__":

@@ -182,8 +182,8 @@ BENCHMARKS = {
     ),
     "agent_learning": (
         "Agents that learn",
-        "A game of up to ten turns from random weights, as an environment and through the agents' endpoint. The curves "
-        "are to lie no further apart than seeds do; minutes are those of all iterations on a shared machine.",
+        "A game of up to ten turns from random weights, as an environment and through the agents' endpoint. Runs of "
+        "one seed are to be equal bit by bit; minutes are those of all iterations on a shared machine.",
     ),
     "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
     "modes": (

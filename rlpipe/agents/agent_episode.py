@@ -17,10 +17,11 @@ from rlpipe.agents.token_tree import Node, TokenTree
 from rlpipe.agents.tool_call_formats import Parsed, split_reasoning
 from rlpipe.generation.conversation import Generator
 from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
 from rlpipe.shared.errors import RlpipeError
 from rlpipe.shared.sample import Episode, Status
 from rollout.partial_response import PartialResponse, merged_spans
-from rollout.requests import GenerateRequest, Generation, sample_seed
+from rollout.requests import GenerateRequest, Generation
 
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_)")  # of an answer's id, by the path that gave it
 _LONG_TEXT = 50_000  # characters that take the tokenizer longer than other requests should wait
@@ -84,14 +85,14 @@ class AgentEpisode:
         self.reader = MessageReader()
         self._engines = engines
         self._renderer = renderer
-        self._run_seed = run_seed
+        self._seeds = ResponseSeeds(run_seed, request)
         self.limit_tokens = limit_tokens
         self._counts = counts
         self._formats = formats
         self._tree = TokenTree()
         self._histories: dict[bytes, Node] = {}
         self._completions: list[tuple[str, Node]] = []
-        self._asked: Counter[bytes] = Counter()
+        self._asked: Counter[tuple[bytes, int | None]] = Counter()
         self._may_sample = asyncio.Event()
         self._may_sample.set()
         self._closed = False
@@ -307,17 +308,16 @@ class AgentEpisode:
         if any(value != getattr(self.request.sampling, name, None) for name, value in wanted.sampling):
             self._counts["overridden_sampling"] += 1
         limit = min(room, wanted.max_tokens or room)
-        before = "" if place.node is None else place.node.digest.hex()
-        digest = digest_of([before, place.context_ids, opening, wanted.seed])
+        read = sequence_digest(b"" if place.node is None else place.node.digest, place.context_ids + opening)
         self._counts["requests"] += 1
-        first = self._asked[digest]
-        self._asked[digest] += wanted.choices
+        first = self._asked[read, wanted.seed]
+        self._asked[read, wanted.seed] += wanted.choices
         requests = [
             GenerateRequest(
                 request_id=f"{self.request.sample_id}.{uuid.uuid4().hex[:12]}",
                 prompt_ids=prompt_ids,
                 sampling=self.request.sampling.limited(limit, wanted.stop),
-                seed=sample_seed(self._run_seed, f"{self.request.sample_id}/{digest.hex()}/{first + index}"),
+                seed=self._seeds.seed(read, first + index, wanted.seed),
                 urgent=self.request.urgent,
                 conversation_id=self.request.sample_id,
                 group_id=self.request.group_id,

@@ -1,14 +1,13 @@
 """An episode as a tree of token sequences: what the policy read and wrote, each token kept as it was sampled."""
 
-import hashlib
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 from rlpipe.agents.messages import Message
+from rlpipe.generation.response_seeds import sequence_digest
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Turn
 from rollout.partial_response import PartialResponse, merged_spans
@@ -49,9 +48,8 @@ class Node:
     @cached_property
     def digest(self) -> bytes:
         """Of the whole sequence up to the end of this response."""
-        own = array("q", self.context_ids + self.generation.token_ids).tobytes()
         before = b"" if self.parent is None else self.parent.digest
-        return hashlib.blake2b(before + own, digest_size=16).digest()
+        return sequence_digest(before, self.context_ids + self.generation.token_ids)
 
     def claim(self) -> None:
         """A request goes on from here."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.generation.length_history import expected_rest
 from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Outcome, ToolUse, Turn
@@ -46,7 +47,8 @@ class Conversation:
         self._engines = engines
         self._tokenizer = tokenizer
         self._run_seed = run_seed
-        self._seed = sample_seed(run_seed, request.sample_id)
+        self._seeds = ResponseSeeds(run_seed, request)
+        self._digest, self._digested_tokens = b"", 0
         self._response = PartialResponse()
         self._mask: list[int] = []
         self._partial = partial
@@ -229,19 +231,28 @@ class Conversation:
         limit = min(self.remaining_tokens, most_tokens or self.remaining_tokens)
         sampling = self._prompt_request.sampling.limited(limit, stop)
         partial = self._partial if self._writes == 0 else PartialResponse()
+        prompt_ids = self._prompt_request.prompt.token_ids + self._response.token_ids
         return GenerateRequest(
             request_id=self._prompt_request.sample_id
             if self._writes == 0
             else f"{self._prompt_request.sample_id}.{self._writes}",
-            prompt_ids=self._prompt_request.prompt.token_ids + self._response.token_ids,
+            prompt_ids=prompt_ids,
             sampling=sampling,
-            seed=self._seed,
+            seed=self._next_seed(prompt_ids),
             partial=partial,
             urgent=self._prompt_request.urgent,
             conversation_id=self._prompt_request.sample_id,
             group_id=self._prompt_request.group_id,
             expected_tokens=expected_rest(self._prompt_request.expected_tokens, len(partial.token_ids)),
         )
+
+    def _next_seed(self, prompt_ids: tuple[int, ...]) -> int:
+        """prompt_ids: all tokens so far. Those up to the end of the last turn are digested once."""
+        if self._turns:
+            end = len(prompt_ids) - len(self._response.token_ids) + self._turns[-1].end
+            self._digest = sequence_digest(self._digest, prompt_ids[self._digested_tokens : end])
+            self._digested_tokens = end
+        return self._seeds.seed(sequence_digest(self._digest, prompt_ids[self._digested_tokens :]))
 
     def _ends_response(self, stop: tuple[str, ...], text: str, generation: Generation, final: bool) -> bool:
         """Whether the response is over, and not only a turn: ended by one of `stop`, or by a limit of its own."""

@@ -9,7 +9,8 @@ from rollout.requests import SamplingParameters
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """One response that is wanted. The sample id alone, with the run's seed, decides its random numbers.
+    """One response that is wanted. The sample id alone, with the run's seed, decides its random numbers; those
+    of later turns also depend on the tokens before them (`ResponseSeeds`).
 
     expected_tokens: of the response, as far as the past tells.
     """

@@ -11,6 +11,7 @@ from agent_support import TOOLS, serving
 from random_policy_engine import TEXTS, RandomPolicy, assert_trained_once_as_sampled
 
 from rlpipe.shared.sample import Status
+from rollout.requests import sample_seed
 
 
 class Dialogue:
@@ -302,6 +303,40 @@ def test_plain_completions_go_on_from_kept_tokens_given_as_text_or_as_ids(tokeni
     (sample,) = served(tokenizer, policy, use)
     assert tokenizer.decode(sample.response_ids[:-2]).startswith("one<|im_end|> andtwo<|im_end|>")
     assert_trained_once_as_sampled([sample], policy.written)
+
+
+class Drawn(RandomPolicy):
+    """Remembers seeds, too."""
+
+    def __init__(self, tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.seeds: list[int] = []
+
+    async def generate(self, request):
+        self.seeds.append(request.seed)
+        return await super().generate(request)
+
+
+def test_every_response_is_drawn_by_itself_and_the_same_requests_are_drawn_alike(tokenizer):
+    def seeds(name: str) -> list[int]:
+        policy = Drawn(tokenizer)
+
+        async def use(open_episode):
+            client = open_episode(name).client
+            await client.completions.create(model="policy", prompt=[1])
+            ids = [*policy.written[0].prompt_ids, *policy.written[0].generation.token_ids]
+            for more in (5, 6):
+                await client.completions.create(model="policy", prompt=[*ids, more])
+            await client.completions.create(model="policy", prompt=[1])
+            await client.completions.create(model="policy", prompt=[1], seed=3, n=2)
+
+        served(tokenizer, policy, use)
+        return policy.seeds
+
+    drawn = seeds("g-000")
+    assert drawn == seeds("g-000")
+    assert drawn[0] == sample_seed(0, "g-000")
+    assert len({*drawn, *seeds("g-001")}) == 12
 
 
 NESTED = {"function": {"name": "x", "arguments": '{"a":' * 500 + "1" + "}" * 500}}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rewards
-from benchmarks.agent_learning import WAYS
+from benchmarks.agent_learning import WAYS, equal_iterations, learned
 from rewards import facts_of
 from rlpipe.algorithms import compute_advantages
 from rlpipe.config.load import load_config
@@ -24,7 +24,7 @@ MOVES = "nesw"
 
 
 class Walker:
-    """Writes one token that follows from all tokens that it sees: mostly a move, also half a character or a marker."""
+    """Writes one token that follows from the request's seed: mostly a move, also half a character or a marker."""
 
     def __init__(self, tokenizer) -> None:
         self.moves = tokenizer(MOVES * 4, add_special_tokens=False)["input_ids"]
@@ -32,7 +32,7 @@ class Walker:
         self.others = [*range(250, 256), *tokenizer.all_special_ids, 300]
 
     async def generate(self, request):
-        numbers = random.Random(str(request.prompt_ids))
+        numbers = random.Random(request.seed)
         token = numbers.choice(numbers.choice([self.moves] * 9 + [self.others]))
         status = Status.COMPLETED if token == self.end else Status.TRUNCATED
         return Generation(request.request_id, (token,), (-1.0,), status, (VersionSpan(0, 1),), 0, 0.0, 0)
@@ -57,6 +57,16 @@ def played(tmp_path: Path, way: str) -> list:
         loop.close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_runs_of_an_environment_and_of_an_agent_that_plays_it_are_equal_bit_by_bit(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    environment, endpoint = (learned(tmp_path, way, seed=0, iterations=3) for way in WAYS)
+    assert equal_iterations(environment.curve, endpoint.curve) == len(environment.curve) == 3
+    assert all(None not in row[:-1] for row in environment.curve)
+    assert environment.held_out == endpoint.held_out
+
+
 def reward_of(sample):
     return rewards.grade("environment", "", "", environment=facts_of(sample)["environment"])
 
@@ -69,7 +79,7 @@ def trained(episodes) -> list[tuple[float, ...]]:
     return [sample.token_advantages for sample in result.samples]
 
 
-def test_an_agent_is_shown_and_credited_with_what_the_environment_shows_and_gives(tmp_path, monkeypatch):
+def test_an_agent_draws_sees_and_is_credited_as_the_environment_is(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     environment, endpoint = ([one for (one,) in played(tmp_path, way)] for way in ("environment", "endpoint"))
     for direct, served in zip(environment, endpoint, strict=True):

@@ -14,7 +14,7 @@ from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import ConfigError, RolloutError
 from rlpipe.shared.sample import Prompt, Status, VersionSpan
 from rollout.partial_response import PartialResponse
-from rollout.requests import Generation, SamplingParameters
+from rollout.requests import Generation, SamplingParameters, sample_seed
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,24 @@ def test_an_interrupted_first_turn_can_go_on_and_a_later_one_starts_again(tokeni
     with pytest.raises(InterruptedResponse):
         asyncio.run(calculator(later))
     assert later.partial == PartialResponse()
+
+
+def test_a_turn_is_drawn_with_numbers_that_follow_from_its_sample_and_the_tokens_before_it(tokenizer):
+    def seeds(*inserted):
+        script = Script(tokenizer, *["one"] * (len(inserted) + 1), end=False)
+        conversation = conversation_of(tokenizer, script)
+        for text in inserted:
+            asyncio.run(conversation.write(final=False))
+            conversation.insert(text)
+        asyncio.run(conversation.write())
+        return [request.seed for request in script.requests]
+
+    drawn = seeds("a", "b", "b")
+    assert drawn == seeds("a", "b", "b")
+    assert drawn[0] == sample_seed(0, "g-0")
+    assert len(set(drawn)) == 4
+    other = seeds("a", "c", "b")
+    assert [one == this for one, this in zip(drawn, other, strict=True)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
