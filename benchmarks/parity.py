@@ -42,6 +42,9 @@ from rollout.requests import GenerateRequest, Generation, SamplingParameters, sa
 REQUESTS, NEW_TOKENS, DEADLINE_SECONDS = 24, 24, 300
 SHARPENING = 4.0
 """Random weights are multiplied by it, so that each of them matters to what is sampled."""
+MORE_THAN_ROUNDING = 2.0
+"""Most that the actor in bfloat16 may differ from itself in float32, over what transformers differs from itself: with
+weights this sharp, rounding sends some tokens to other experts, and how many is a matter of the policy."""
 
 POLICIES = {
     "dense": TinyPolicyConfig(layers=4),
@@ -76,7 +79,7 @@ class Rung:
 
     def __str__(self) -> str:
         difference = "" if self.difference is None else f"{self.difference:.1e}"
-        return f"{self.name:38}{self.policy:8}{difference:>9}{self.allowed:9.0e}  {self.verdict:13}{self.note}".rstrip()
+        return f"{self.name:38}{self.policy:8}{difference:>9}{self.allowed:9.1e}  {self.verdict:13}{self.note}".rstrip()
 
 
 def main() -> None:
@@ -115,10 +118,11 @@ def ladder(name: str, folder: Path) -> Iterator[Rung]:
     with running_pool(folder / f"{name}-exported", folder) as pool:
         again = generate(pool, requests)
     yield Rung("export, reload: engine = engine", name, furthest(together, again), 0.0)
-    rounded = actor_logprobs(samples, _config(policy, dtype="bfloat16"))
-    mean = float(np.mean(np.abs(np.concatenate([rounded[one] - one_rank[one] for one in one_rank]))))
-    yield Rung("bfloat16 against float32, mean", name, mean, 0.05)
     reference = transformers_logprobs(policy, samples)
+    rounded = actor_logprobs(samples, _config(policy, dtype="bfloat16"))
+    by_rounding_alone = differ_in_mean(transformers_logprobs(policy, samples, torch.bfloat16), reference)
+    allowed = MORE_THAN_ROUNDING * by_rounding_alone
+    yield Rung("bfloat16 against float32, mean", name, differ_in_mean(rounded, one_rank), allowed)
     if torch.cuda.is_available():
         yield Rung("GPU = CPU on equal weights", name, differ(one_rank, reference), 5e-3)
     else:
@@ -222,6 +226,11 @@ def differ(first: Logprobs, second: Logprobs) -> float:
     return float(max(np.max(np.abs(first[name] - second[name])) for name in first))
 
 
+def differ_in_mean(first: Logprobs, second: Logprobs) -> float:
+    """Over all tokens."""
+    return float(np.mean(np.abs(np.concatenate([first[name] - second[name] for name in first]))))
+
+
 def sample_of(request: GenerateRequest, answer: Generation) -> Sample:
     """What the driver would make of an answer, all its tokens trained."""
     prompt = Prompt(request.request_id, "", request.prompt_ids, "", "parity")
@@ -255,18 +264,18 @@ def actor_logprobs(samples: Sequence[Sample], config: Config, export_to: Path | 
     return {sample.sample_id: response_logprobs(sample, found[sample.sample_id]) for sample in samples}
 
 
-def transformers_logprobs(policy: Path, samples: Sequence[Sample]) -> Logprobs:
-    """On the CPU in float32, one sequence at a time."""
+def transformers_logprobs(policy: Path, samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Logprobs:
+    """On the CPU, one sequence at a time."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=dtype, attn_implementation="eager").eval()
     found = {}
     for sample in samples:
         ids = torch.tensor([sample.prompt.token_ids + sample.response_ids])
         with torch.no_grad():
             logits = model(ids, use_cache=False).logits[0, sample.prompt_tokens - 1 : -1]
         wanted = torch.tensor(sample.response_ids)[:, None]
-        found[sample.sample_id] = torch.log_softmax(logits, -1).gather(1, wanted)[:, 0].numpy()
+        found[sample.sample_id] = torch.log_softmax(logits.float(), -1).gather(1, wanted)[:, 0].numpy()
     return found
 
 
