@@ -4,11 +4,12 @@
 
 Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with tokens made
 before, graders are left out, and GPUs are logical resources of a local Ray cluster. So the seconds are those in which
-the driver is busy, which a run hides behind the engines where it can. Each size runs in a process of its own.
+the driver is busy: those of the rollout pass beside the engines' own, for the others GPUs wait. Each size runs in a
+process of its own.
 
-"us a sample" has to stay the same as samples grow. "of a step": of the seconds that `rlpipe plan` gives an iteration of
-Qwen3.5-35B-A3B with that many responses on 4,096 H200. A response here is short, so that a million of them fit into
-memory; the second table tells what each further token of it costs.
+"us a sample" has to stay the same as samples grow. A response here is short, so that a million of them fit into memory;
+what each further token of it costs tells what responses as long as the recipe allows cost, beside the seconds that
+`rlpipe plan` gives an iteration of Qwen3.5-35B-A3B with that many of them on 4,096 H200.
 """
 
 import argparse
@@ -76,8 +77,11 @@ def main() -> None:
     print(f"from the first size to the last the time of a sample grows {growth:.2f} x")
     longer = apart(options.samples[0], 8 * options.response_tokens)
     tokens = 7 * options.response_tokens * options.samples[0]
-    parts = ", ".join(f"{name} {1e9 * (longer[name] - measured[0][name]) / tokens:.0f}" for name in PARTS)
+    further = {name: (longer[name] - measured[0][name]) / tokens for name in PARTS}
+    parts = ", ".join(f"{name} {1e9 * seconds:.0f}" for name, seconds in further.items())
     print(f"each further token of a response: {parts} ns")
+    for samples, one in zip(options.samples, measured, strict=True):
+        print(beside_a_step(samples, one, further, options.response_tokens))
     for name, seconds in weight_plan() if options.without_cluster else [*weight_plan(), *placement()]:
         print(f"{name}: {seconds:.2f} s")
 
@@ -99,8 +103,19 @@ def line(samples: int, one: dict[str, float]) -> str:
     parts = ", ".join(f"{name} {one[name]:.2f} s" for name in PARTS)
     return (
         f"{samples:9,} samples  {parts}: {total(one):.1f} s, {1e6 * total(one) / samples:.1f} us a sample, "
-        f"{one['metrics_bytes'] / samples:.1f} bytes of metrics; a look at the progress {1e3 * one['look']:.2f} ms; "
-        f"{total(one) / planned_step(samples):.2%} of a step"
+        f"{one['metrics_bytes'] / samples:.1f} bytes of metrics; a look at the progress {1e3 * one['look']:.2f} ms"
+    )
+
+
+def beside_a_step(samples: int, one: dict[str, float], further: dict[str, float], response_tokens: int) -> str:
+    """The same for responses at the recipe's limit, of which `further` says what each token more costs."""
+    limit, step = recipe(samples).rollout.max_response_tokens, planned_step(samples)
+    tokens = samples * (limit - response_tokens)
+    busy = {name: one[name] + further[name] * tokens for name in PARTS}
+    rest = total(busy) - busy["rollout"]
+    return (
+        f"{samples:9,} samples of {limit:,} tokens, a step of {step:.0f} s: beside the engines {busy['rollout']:.0f} s "
+        f"({busy['rollout'] / step:.1%}), after them {rest:.0f} s ({rest / step:.1%})"
     )
 
 

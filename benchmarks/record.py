@@ -159,7 +159,8 @@ BENCHMARKS = {
     "demo_runs": ("Every demo", "Two small iterations of each; a demo that fails is told."),
     "driver_scale": (
         "The driver at 4,096 GPUs",
-        "A sample is to cost the same up to a million samples, and the driver's work less than 1 % of a step.",
+        "A sample is to cost the same up to a million samples, and what GPUs wait for in the driver is to be less than "
+        "1 % of a step.",
     ),
     "first_updates": (
         "The first updates after a warm start",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,8 @@ class ScoredBatch:
     [n]. token_penalties: float64 [response tokens] per episode to be subtracted from the reward token by token, for
     functions that keep token-level returns; None where there are none. Their sums are NOT part of `scores`.
     token_masks: float64 [response tokens] per episode, given with `token_penalties`; 1 where a token is trained. The
-    response tokens of branches follow each other, in the order in which the policy last wrote in them. turns: the turns
-    of the episodes; their rewards are part of `scores`, and have no penalties subtracted.
+    response tokens of branches follow each other, in the order in which the policy last wrote in them. find_turns: what
+    `turns` are, for the functions that ask for them.
     """
 
     scores: Scores
@@ -34,7 +35,15 @@ class ScoredBatch:
     trained_tokens: NDArray[np.int64]
     token_penalties: tuple[Scores, ...] | None = None
     token_masks: tuple[Scores, ...] | None = None
-    turns: TurnTable | None = None
+    find_turns: Callable[[], TurnTable] | None = None
+
+    @cached_property
+    def turns(self) -> TurnTable:
+        """The turns of the episodes; their rewards are part of `scores`, and have no penalties subtracted. Raises
+        ConfigError where there is nothing to find them."""
+        if self.find_turns is None:
+            raise ConfigError("the batch has no turns")
+        return self.find_turns()
 
     @property
     def returns(self) -> Scores:
@@ -166,8 +175,6 @@ def turn_grpo(batch: ScoredBatch, config: AlgorithmConfig) -> TurnAdvantages:
 def _turn_returns(batch: ScoredBatch, config: AlgorithmConfig) -> tuple[TurnTable, Scores]:
     """What a score holds beyond the rewards of its turns is earned by the last turn."""
     table = batch.turns
-    if table is None:
-        raise ConfigError("the batch has no turns")
     given = np.bincount(table.episodes, weights=table.rewards, minlength=len(batch.scores))
     outcomes = (batch.returns - given)[table.episodes]
     return table, turn_returns(table, outcomes, config.turn_discount)

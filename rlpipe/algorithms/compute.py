@@ -1,5 +1,6 @@
 """From graded samples to samples with advantages, with a count of everything out of the ordinary."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -84,18 +85,17 @@ def compute_advantages(
     length_penalties = _length_penalties(shaped, config, max_response_tokens)
     penalties = _token_penalties(shaped, config, kl_by_sample)
     groups = group_numbers(shaped)
-    table = turn_table(shaped, groups)
     batch = ScoredBatch(
         scores=_scores(shaped) + length_penalties,
         groups=groups,
         trained_tokens=np.array([sum(one.trained_tokens for one in episode) for episode in shaped], dtype=np.int64),
         token_penalties=penalties,
         token_masks=tuple(map(_mask, shaped)) if penalties else None,
-        turns=table,
+        find_turns=lambda: turn_table(shaped, groups),
     )
     found = advantage_function(config.advantage)(batch, config)
     by_turn = isinstance(found, TurnAdvantages)
-    advantages = token_values(table, found.values, shaped) if isinstance(found, TurnAdvantages) else found
+    advantages = token_values(batch.turns, found.values, shaped) if isinstance(found, TurnAdvantages) else found
     result = tuple(_with_advantage(shaped, advantages))
     sizes = np.bincount(batch.groups)
     return AdvantageResult(
@@ -111,8 +111,8 @@ def compute_advantages(
             truncated_masked=sum(map(is_truncated, shaped)) if config.overlong.mask_truncated else 0,
             overlong_penalized=int(np.count_nonzero(length_penalties)),
             kl_penalty_mean=float(np.concatenate(penalties).mean()) if penalties else 0.0,
-            lone_turns=table.lone if by_turn else 0,
-            advantage_abs_mean=float(np.mean([abs(_mean(advantage)) for advantage in advantages])),
+            lone_turns=batch.turns.lone if by_turn else 0,
+            advantage_abs_mean=_mean(np.abs(_episode_means(advantages))),
         ),
     )
 
@@ -127,7 +127,7 @@ def _scores(episodes: Sequence[Episode]) -> NDArray[np.float64]:
     scores = np.empty(len(episodes))
     for i, episode in enumerate(episodes):
         for sample in episode:
-            if sample.reward is None or not np.isfinite(sample.reward.score):
+            if sample.reward is None or not math.isfinite(sample.reward.score):
                 raise DataError(
                     f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score"
                 )
@@ -190,6 +190,11 @@ def _with_advantage(episodes: Sequence[Episode], advantages: EpisodeAdvantages) 
     ]
 
 
-def _mean(advantage: NDArray[np.float64] | np.float64) -> float:
-    """Of an episode, which has one value or one for each token."""
-    return float(np.mean(advantage)) if np.size(advantage) else 0.0
+def _episode_means(advantages: EpisodeAdvantages) -> NDArray[np.float64]:
+    """The advantage of each episode, which has one value or one for each token: float64 [n]."""
+    return advantages if isinstance(advantages, np.ndarray) else np.array(list(map(_mean, advantages)))
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """0 of no values."""
+    return float(values.mean()) if values.size else 0.0

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from rlpipe.generation.length_history import expected_rest
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
@@ -54,6 +56,7 @@ class Conversation:
         self._partial = partial
         self._writes = 0
         self._last: Generation | None = None
+        self._decoded: tuple[tuple[int, ...], str] = ((), "")
         self._seconds = 0.0
         self._retractions = 0
         self._beside: list[Conversation] = []
@@ -129,7 +132,7 @@ class Conversation:
             self._partial = generation.partial if self._writes == 0 else PartialResponse()
             raise InterruptedResponse
         self._append(generation)
-        text = str(self._tokenizer.decode(list(generation.token_ids), skip_special_tokens=True))
+        text = self._text_of(generation.token_ids)
         if self._ends_response(stop, text, generation, final):
             self.status = generation.status
         elif self.remaining_tokens <= 0:
@@ -208,13 +211,12 @@ class Conversation:
     def sample(self) -> Sample:
         """The response as it is, ungraded. One without a token has failed: nothing can be learned from it."""
         response = self._response
-        text = str(self._tokenizer.decode(list(response.token_ids), skip_special_tokens=True))
         return Sample(
             sample_id=self._prompt_request.sample_id,
             group_id=self._prompt_request.group_id,
             prompt=self._prompt_request.prompt,
             response_ids=response.token_ids,
-            response_text=text,
+            response_text=self._text_of(response.token_ids),
             rollout_logprobs=response.logprobs,
             loss_mask=tuple(self._mask),
             versions=response.versions,
@@ -226,6 +228,15 @@ class Conversation:
             outcome=self.outcome,
             metadata={"generate_seconds": self._seconds, "retractions": self._retractions, "writes": self._writes},
         )
+
+    def _text_of(self, token_ids: tuple[int, ...]) -> str:
+        """Kept until another is asked for: the only turn of a response is all of it, and decoding is what costs most
+        of a driver's time for a sample."""
+        if self._decoded[0] != token_ids:
+            # transformers looks at every element of a list, but takes an array as it is.
+            ids = np.array(token_ids, dtype=np.int64)
+            self._decoded = (token_ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+        return self._decoded[1]
 
     def _request(self, stop: tuple[str, ...], most_tokens: int | None) -> GenerateRequest:
         limit = min(self.remaining_tokens, most_tokens or self.remaining_tokens)

@@ -12,7 +12,7 @@ from rlpipe.commands.cards.record_file import Record
 
 PROJECT = Path(__file__).resolve().parents[2]
 OLD = Record("driver_scale", "python benchmarks/driver_scale.py", "2026-01-02", "2 cores of X", {}, "", "abc")
-OUTPUT = "  65,536 samples  rollout 1 s: 2 s, {us} us a sample, {memory} bytes of metrics; 1% of a step"
+OUTPUT = "  65,536 samples  rollout 1 s: 2 s, {us} us a sample, {memory} bytes of metrics"
 
 
 @pytest.fixture
@@ -87,3 +87,13 @@ def test_the_driver_s_work_is_measured_with_engines_that_are_stand_ins():
     found = json.loads(done.stdout.splitlines()[-1])
     assert {"rollout", "metrics", "advantage", "pack", "look", "metrics_bytes"} == set(found)
     assert all(value > 0 for value in found.values())
+
+
+def test_the_driver_s_work_is_set_beside_a_step_with_responses_as_long_as_the_step_s(benchmarks):
+    import driver_scale
+
+    one = dict.fromkeys(driver_scale.PARTS, 1.0)
+    limit, step = driver_scale.recipe(512).rollout.max_response_tokens, driver_scale.planned_step(512)
+    further = dict.fromkeys(driver_scale.PARTS, 0.0) | {"rollout": 2 * step / 512 / (limit - 32)}
+    beside, after = driver_scale.beside_a_step(512, one, further, 32).split("beside the engines")[1].split("after them")
+    assert beside.startswith(f" {1 + 2 * step:.0f} s") and after == f" 3 s ({3 / step:.1%})"

@@ -72,6 +72,25 @@ def test_tool_output_is_context_and_is_not_trained(tokenizer):
     assert second.sampling.max_new_tokens == 64 - first - len(inserted)
 
 
+def test_each_run_of_tokens_is_decoded_once(tokenizer, monkeypatch):
+    decoded = []
+    decode = type(tokenizer).decode
+
+    def counting(self, token_ids, **options):
+        decoded.append(len(token_ids))
+        return decode(self, token_ids, **options)
+
+    monkeypatch.setattr(type(tokenizer), "decode", counting)
+    conversation = conversation_of(tokenizer, Script(tokenizer, "Answer: 42"))
+    asyncio.run(single_turn(conversation))
+    assert conversation.sample().response_text == "Answer: 42"
+    assert decoded == [len(conversation.sample().response_ids)]
+    conversation = conversation_of(tokenizer, Script(tokenizer, "<<12+30>>", "Answer: 42"))
+    asyncio.run(calculator(conversation))
+    assert conversation.sample().response_text == "<<12+30>> = 42 Answer: 42"
+    assert len(decoded) == 4 and conversation.sample().response_tokens == decoded[-1]
+
+
 def test_a_response_that_ends_without_the_tool_is_one_turn(tokenizer):
     script = Script(tokenizer, "Answer: 42")
     conversation = conversation_of(tokenizer, script)

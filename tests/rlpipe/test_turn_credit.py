@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpipe.algorithms import compute_advantages
+from rlpipe.algorithms import compute, compute_advantages
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Turn
@@ -91,6 +91,16 @@ def test_a_response_without_turns_is_one_turn():
     samples = [replace(episode(n, "g", (None,), outcome=float(n)), turns=()) for n in range(2)]
     result = compute_advantages(samples, AlgorithmConfig(advantage="turn_rloo"), max_response_tokens=9)
     assert [sample.advantage for sample in result.samples] == [-1.0, 1.0]
+
+
+def test_turns_are_looked_for_once_and_only_by_functions_that_ask(monkeypatch):
+    looked = []
+    table = compute.turn_table
+    monkeypatch.setattr(compute, "turn_table", lambda *arguments: looked.append(1) or table(*arguments))
+    samples = [episode(n, "g", (None, float(n)), outcome=float(n)) for n in range(2)]
+    for advantage, times in (("grpo", 0), ("rloo", 0), ("turn_grpo", 1), ("turn_rloo", 2)):
+        compute_advantages(samples, AlgorithmConfig(advantage=advantage), max_response_tokens=100)
+        assert len(looked) == times, advantage
 
 
 def test_a_turn_in_several_branches_counts_once_and_has_its_advantage_in_each():
