@@ -93,7 +93,9 @@ class Band:
         return cls(fmean(values) - max(spread, margin), fmean(values) + max(spread, margin))
 
     def verdict(self, value: float, what: str) -> str:
-        """Empty inside the band."""
+        """Empty inside the band. A band down to 0 is none: whatever is broken would lie in it."""
+        if self.low <= 0:
+            return f"{what} has a band down to 0 ({self}): start from a policy that solves some of the task"
         if value < self.low:
             return f"{what} {value:.3f} is too low (band {self})"
         return f"{what} {value:.3f} is too good (band {self})" if value > self.high else ""

@@ -57,6 +57,13 @@ def test_a_run_outside_its_band_is_red_on_either_side(gates, accuracy, reward, v
     assert [verdict in one for one in found] == ([True] if verdict else [])
 
 
+def test_a_gate_that_a_policy_without_a_reward_would_pass_is_red(gates):
+    gate = gates.read_gates()["hybrid"]
+    history = [_run(gates, gate, seed, 0.008, [0.01, 0.5]) for seed in (0, 1, 2)]
+    (verdict,) = gates.verdicts_on(history[0], gate, {"hybrid": gate}, history)
+    assert verdict.startswith("accuracy has a band down to 0 (-0.032 to 0.048)")
+
+
 def test_without_enough_history_of_the_same_settings_there_is_no_band(gates):
     gate = gates.read_gates()["grpo"]
     run = _run(gates, gate, 0, 0.6, [0.5])
