@@ -132,7 +132,7 @@ BENCHMARKS = {
     "attention": (
         "Attention",
         "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens"
-        " where heads have a width of 64 or 256.",
+        " where heads have a width of 64, 128 or 256.",
     ),
     "learning": (
         "Learning",

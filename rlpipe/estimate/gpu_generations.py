@@ -27,7 +27,7 @@ class Generation:
 
 
 _FLASH = "FlashAttention 2"
-_LONG = "FlashAttention 2, cuDNN for long sequences of heads of 64 or 256"
+_LONG = "FlashAttention 2, cuDNN for long sequences of heads of 64, 128 or 256"
 
 GENERATIONS = (
     Generation("older than Ampere", (0, 0), (7, 9), "torch's own", ("torch",), "flashinfer or triton", False),

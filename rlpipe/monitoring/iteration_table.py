@@ -49,7 +49,7 @@ _COLUMNS = (
     _Column("tokens", "rollout/response_tokens_mean", "7,.0f", 6),
     _Column("loss", "train/loss", "8.4f", 5),
     _Column("grad norm", "train/gradient_norm", "9.3f", 7),
-    _Column("mismatch", "mismatch/logprob_abs_max", "8.1e", 12),
+    _Column("mean gap", "mismatch/logprob_abs_mean", "8.1e", 12),
     _Column("rollout s", "time/rollout_seconds", "9.2f", 8),
     _Column("train s", "perf/actor_train_seconds", "7.2f", 9),
     _Column("sync s", "time/weight_sync_seconds", "6.2f", 13),

@@ -40,7 +40,7 @@ def test_rows_fit_the_width_and_keep_what_is_read_most(width):
 def test_a_header_returns_when_a_column_comes_and_none_is_there_for_what_is_never_measured():
     table = IterationTable(10)
     header, _ = table.lines(1, _ROW, None)
-    assert header is not None and "held-out" not in header and "mismatch" not in header
+    assert header is not None and "held-out" not in header and "mean gap" not in header
     assert table.lines(2, _ROW, None)[0] is None
     header, row = table.lines(3, {**_ROW, "eval/x/accuracy": 0.75}, None)
     assert header is not None and "held-out" in header and "75.0%" in row
