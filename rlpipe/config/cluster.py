@@ -76,10 +76,16 @@ class SpeedsConfig(Section):
     """Of that, where ranks exchange activations (TP, CP, EP or PP above 1). An assumption until it is measured."""
 
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
-    """Of the GPU's memory bandwidth, reading weights, keys and values, and states for a decoding step."""
+    """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
 
-    decoding_step_seconds: float = Field(0.0022, ge=0)
-    """Of a decoding step beside it: scheduling, sampling, log-probabilities."""
+    attention_share_of_bandwidth: float = Field(0.4, gt=0, le=1)
+    """The same for keys and values. Of SGLang's Triton kernels; FlashAttention-3 may reach more."""
+
+    decoding_step_seconds: float = Field(0.0015, ge=0)
+    """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
+
+    decoding_request_seconds: float = Field(1.9e-5, ge=0)
+    """The same for each request that runs: its token, its log-probability, handing them out."""
 
     all_reduce_seconds: float = Field(1.5e-5, ge=0)
     """Of one small all-reduce between GPUs of an engine that spans several, beside its bytes; two a layer and step. An

@@ -137,6 +137,7 @@ def test_phases_are_those_that_the_run_needs():
         ("layers_share_of_peak", SEED, "forward_backward"),
         ("dense_layers_share_of_peak", DENSE, "forward_backward"),
         ("decoding_share_of_bandwidth", SEED, "rollout"),
+        ("attention_share_of_bandwidth", DENSE, "rollout"),
         ("weight_buffers_gigabytes_per_second", SEED, "weight_sync"),
     ],
 )
@@ -150,6 +151,21 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase):
     assert {name: after[name] for name in after if name not in (phase, "rollout")} == {
         name: before[name] for name in before if name not in (phase, "rollout")
     }
+
+
+def test_a_decoding_step_takes_as_long_as_its_slower_side():
+    cluster, config = load_cluster("local_8x141gb"), load_config(SEED)
+    model = load_model(config.model.path)
+
+    def rollout(**speeds: float) -> float:
+        changed = cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update=speeds)})
+        return plan(config, model, changed).seconds["rollout"]
+
+    usual = rollout()
+    assert rollout(decoding_step_seconds=0.0, decoding_request_seconds=0.0) == usual
+    by_host = rollout(decoding_step_seconds=1.0)
+    assert by_host > config.rollout.max_response_tokens > usual
+    assert rollout(decoding_step_seconds=1.0, decoding_share_of_bandwidth=0.45) == by_host
 
 
 WIDE = ["rollout.engines=4", "rollout.engine.tensor_parallel=2"]
