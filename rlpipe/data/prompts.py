@@ -26,6 +26,7 @@ from rlpipe.data.special_text import SpecialText
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import DataError, ModelError
+from rlpipe.shared.overtime import at_most_processor_seconds
 from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class PromptEncoder(RowEncoder):
         )
 
 
+_TEMPLATE_SECONDS = 30.0
 _PANIC = "PanicException"
 """What a library of Rust raises when it fails; it is no Exception."""
 
@@ -192,8 +194,8 @@ def render_chat(
 ) -> str:
     """The messages as the tokenizer's chat template writes them, with the schemas of `tools` where there are any.
 
-    Raises ModelError for a template that is missing or malformed; DataError, naming `place`, for messages that it
-    refuses or leaves out.
+    Raises ModelError for a template that is missing, malformed or without end; DataError, naming `place`, for messages
+    that it refuses or leaves out.
     """
     from jinja2 import TemplateSyntaxError
 
@@ -203,14 +205,20 @@ def render_chat(
         )
     turns = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(
-            turns,
-            tools=[dict(tool) for tool in tools] or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
+        with at_most_processor_seconds(_TEMPLATE_SECONDS, TimeoutError()):
+            text = tokenizer.apply_chat_template(
+                turns,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
     except TemplateSyntaxError as error:
         raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {first_line(error)}") from None
+    except TimeoutError:
+        raise ModelError(
+            f"{place}: the chat template of {tokenizer.name_or_path} computes for more than {_TEMPLATE_SECONDS:g} "
+            "seconds on this row; correct the template"
+        ) from None
     except Exception as error:  # a template is a program of someone else, and may raise anything
         raise DataError(
             f"{place}: the chat template of {tokenizer.name_or_path} fails on this row: {first_line(error)}"

@@ -1,8 +1,10 @@
 """What is to happen where something takes too long, whatever it waits in."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -15,3 +17,23 @@ def if_longer_than(seconds: float, act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def at_most_processor_seconds(seconds: float, error: Exception) -> Iterator[None]:
+    """Raises `error` within the block where this process computes for longer, as someone else's program may without
+    end. Has no effect but in the main thread, the only one in which Python handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -236,6 +236,17 @@ def test_a_broken_chat_template_is_one_sentence(tmp_path, template, error, expec
             load_prompts([_dataset(path)], tokenizer, 500, skip_bad_rows=True)
 
 
+def test_a_chat_template_without_end_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlpipe.data.prompts._TEMPLATE_SECONDS", 0.2)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(_GOOD)
+    for skip_bad_rows in (False, True):
+        with pytest.raises(ModelError, match="d.jsonl:1: the chat template of .* computes for more than 0.2 seconds"):
+            load_prompts([_dataset(path)], tokenizer, 500, skip_bad_rows)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"model": 3}', '{"version": "1.0", "model": {"type": "BPE"}}'])
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path, text):
     byte_tokenizer().save_pretrained(tmp_path)
