@@ -1,5 +1,7 @@
 """Realistic defects, each with the test that has to turn red."""
 
+from episode_defects import EPISODES
+from layer_defects import LAYERS
 from planting import Defect
 
 _ALGORITHMS = [
@@ -490,4 +492,4 @@ _MEASUREMENT = [
     ),
 ]
 
-DEFECTS = (*_ALGORITHMS, *_PACKS, *_MODEL, *_OPTIMIZER, *_RESUME, *_ROLLOUT, *_MEASUREMENT)
+DEFECTS = (*_ALGORITHMS, *_PACKS, *_MODEL, *_OPTIMIZER, *_RESUME, *_ROLLOUT, *_MEASUREMENT, *LAYERS, *EPISODES)

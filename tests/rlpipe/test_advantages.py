@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpipe.algorithms import compute_advantages
+from rlpipe.algorithms import compute_advantages, kl_by_sample_of, mask_off_policy
 from rlpipe.algorithms.shaping import overlong_penalty
 from rlpipe.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig
 from rlpipe.shared.errors import ConfigError, DataError
@@ -131,6 +131,24 @@ def test_kl_in_the_reward_lowers_the_score_of_a_response():
         compute_advantages(samples, config, max_response_tokens=9)
     with pytest.raises(DataError, match="the first is 1"):
         compute_advantages(samples, config, max_response_tokens=9, kl_by_sample={"0": tokens["0"]})
+
+
+def test_the_kl_of_a_response_is_that_of_the_tokens_that_predict_it():
+    samples = [replace(graded(0, "a", 1.0), rollout_logprobs=(-1.0, -3.0)), graded(1, "a", 0.0, tokens=1)]
+    reference = {"0": np.array([7, -1.5, -1, 7], np.float32), "1": np.array([7, -2, 7], np.float32)}
+    by_engine = kl_by_sample_of(samples, None, reference, "k1")
+    assert {name: list(kl) for name, kl in by_engine.items()} == {"0": [0.5, -2.0], "1": [1.0]}
+    policy = {"0": np.array([9, -1, -1, 9], np.float32), "1": np.array([9, -1, 9], np.float32)}
+    by_actor = kl_by_sample_of(samples, policy, reference, "k1")
+    assert {name: list(kl) for name, kl in by_actor.items()} == {"0": [0.5, 0.0], "1": [1.0]}
+
+
+def test_tokens_of_other_weights_lose_their_loss_where_that_is_asked_for():
+    spans = (VersionSpan(3, 1), VersionSpan(4, 2), VersionSpan(5, 1))
+    sample = replace(graded(0, "a", 1.0, tokens=4, mask=(1, 0, 1, 1)), versions=spans)
+    assert mask_off_policy(sample, 4).loss_mask == (0, 0, 1, 0)
+    assert mask_off_policy(sample, 5).loss_mask == (0, 0, 0, 1)
+    assert mask_off_policy(sample, 6).loss_mask == (0, 0, 0, 0)
 
 
 def test_reinforce_plus_plus_has_token_returns_with_kl_in_the_reward():

@@ -107,6 +107,11 @@ def test_scores_of_an_evaluation():
     assert metrics["pass_at_4"] == pytest.approx(0.5)
 
 
+def test_an_answer_without_a_reward_is_a_wrong_one():
+    samples = [_sample("a", 0, True), replace(_sample("b", 0, True), reward=None)]
+    assert score(samples)["accuracy"] == score(samples)["reward_mean"] == 0.5
+
+
 def test_a_grader_of_numbers_alone_has_no_accuracy():
     samples = [
         replace(_sample("a", 0, True), reward=Reward(0.25, None, "")),
