@@ -7,9 +7,9 @@
     python benchmarks/learning_gates.py --summary                  run nothing, print what the history holds
 
 A gate (benchmarks/gates.yaml) is red when a metric is not finite, an update is skipped, engine and actor disagree, or
-its held-out accuracy or reward leaves the band that its history (benchmarks/results/gates.jsonl) draws, either side:
-what is too good has usually seen the answers. A layout's gate has to follow the curve of the gate that it names, seed
-by seed.
+its held-out accuracy, its reward or what the reward gained leaves the band that its history
+(benchmarks/results/gates.jsonl) draws, either side: what is too good has usually seen the answers. A layout's gate has
+to follow the curve of the gate that it names, seed by seed.
 """
 
 import argparse
@@ -34,8 +34,9 @@ GATES = PROJECT / "benchmarks" / "gates.yaml"
 HISTORY = PROJECT / "benchmarks" / "results" / "gates.jsonl"
 DEMO = "configs/demo/arithmetic.yaml"
 MINIMUM_RUNS = 3
-MARGINS = {"accuracy": 0.04, "reward": 0.03}
-"""Half the least width of a band: what other rounding alone may do to 128 problems and to some thousand samples."""
+MARGINS = {"accuracy": 0.04, "reward": 0.03, "gain": 0.03}
+"""What has a band, and half its least width: what other rounding alone may do to 128 problems and to some thousand
+samples. Seeds start from policies that solve more or less of the task; what they gain differs less."""
 CURVE_MARGIN = 0.06
 """Most that a layout's reward of an iteration may differ from the reference's with the same seed; the first, whose
 responses the same weights wrote, not at all."""
@@ -78,6 +79,14 @@ class Run:
         """Over the second half of the iterations."""
         return fmean(self.rewards[len(self.rewards) // 2 :])
 
+    @property
+    def gain(self) -> float:
+        """Of the reward over that of the first iteration, whose responses are those of the policy that it began with.
+
+        In mode `async` these are the responses that were finished first, which are shorter and right more often.
+        """
+        return self.reward - self.rewards[0]
+
 
 @dataclass(frozen=True)
 class Band:
@@ -93,8 +102,8 @@ class Band:
         return cls(fmean(values) - max(spread, margin), fmean(values) + max(spread, margin))
 
     def verdict(self, value: float, what: str) -> str:
-        """Empty inside the band. A band down to 0 is none: whatever is broken would lie in it."""
-        if self.low <= 0:
+        """Empty inside the band. What solves a task has no band down to 0: whatever is broken would lie in it."""
+        if self.low <= 0 and what != "gain":
             return f"{what} has a band down to 0 ({self}): start from a policy that solves some of the task"
         if value < self.low:
             return f"{what} {value:.3f} is too low (band {self})"
@@ -222,30 +231,31 @@ def verdicts_on(run: Run, gate: Gate, gates: dict[str, Gate], history: Sequence[
     known = [old for old in history if old.gate == reference.name and old.settings == reference.digest()]
     if len(known) < MINIMUM_RUNS:
         return [f"{NO_BAND}: {len(known)} of {MINIMUM_RUNS} runs of {reference.name} are known, add some by --record"]
-    verdicts = [Band.around([old.accuracy for old in known], MARGINS["accuracy"]).verdict(run.accuracy, "accuracy")]
-    if run.rewards:
-        band = Band.around([old.reward for old in known], MARGINS["reward"])
-        verdicts.append(band.verdict(run.reward, "reward"))
+    verdicts = [band.verdict(getattr(run, what), what) for what, band in bands_of(known).items()]
     same = [old.rewards for old in known if old.seed == run.seed]
     if gate.curve_of and same:
         verdicts.append(off_the_curve(run.rewards, same[-1]))
     return [verdict for verdict in verdicts if verdict]
 
 
+def bands_of(known: Sequence[Run]) -> dict[str, Band]:
+    """By what they are of. known: runs of one gate."""
+    found = [what for what in MARGINS if what == "accuracy" or known[0].rewards]
+    return {what: Band.around([getattr(run, what) for run in known], MARGINS[what]) for what in found}
+
+
 def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
     """A line for each gate: the runs that are known with its settings, the band that they draw, and what is wrong with
     any of them by all the others."""
-    lines = [f"{'gate':14}{'runs':>5}  {'accuracy':16}{'reward':16}{'last':22}verdict"]
+    titles = "".join(f"{what:17}" for what in MARGINS)
+    lines = [f"{'gate':14}{'runs':>5}  {titles}{'last':20}verdict"]
     for gate in gates.values():
         known = [run for run in history if run.gate == gate.name and run.settings == gate.digest()]
-        bands = ["", ""]
-        if len(known) >= MINIMUM_RUNS:
-            bands[0] = str(Band.around([run.accuracy for run in known], MARGINS["accuracy"]))
-            if known[0].rewards:
-                bands[1] = str(Band.around([run.reward for run in known], MARGINS["reward"]))
+        bands = bands_of(known) if len(known) >= MINIMUM_RUNS else {}
+        drawn = "".join(f"{bands.get(what, '')!s:17}" for what in MARGINS)
         last = f"{known[-1].date} {known[-1].commit}" if known else "never run"
         verdict = verdict_on_all(known, gate, gates, history)
-        lines.append(f"{gate.name:14}{len(known):5}  {bands[0]:16}{bands[1]:16}{last:22}{verdict}".rstrip())
+        lines.append(f"{gate.name:14}{len(known):5}  {drawn}{last:20}{verdict}".rstrip())
     return lines
 
 

@@ -54,7 +54,20 @@ def test_a_run_outside_its_band_is_red_on_either_side(gates, accuracy, reward, v
     gate = gates.read_gates()["grpo"]
     history = [_run(gates, gate, seed, 0.6 + 0.01 * seed, [0.3, 0.5 + 0.01 * seed]) for seed in (-1, 0, 1)]
     found = gates.verdicts_on(_run(gates, gate, 5, accuracy, [0.3, reward]), gate, {"grpo": gate}, history)
-    assert [verdict in one for one in found] == ([True] if verdict else [])
+    assert bool(found) == bool(verdict) and all(verdict in one for one in found)
+
+
+def test_a_run_that_does_not_learn_is_red_though_its_seed_begins_high(gates):
+    gate = gates.read_gates()["grpo"]
+    starts = {0: 0.38, 1: 0.30, 2: 0.46}
+    history = [_run(gates, gate, seed, 0.6, [start, start + 0.1 + 0.01 * seed]) for seed, start in starts.items()]
+
+    def verdicts(rewards):
+        return gates.verdicts_on(_run(gates, gate, 5, 0.6, rewards), gate, {"grpo": gate}, history)
+
+    assert verdicts([0.4, 0.51]) == []
+    assert [one.startswith("gain 0.000 is too low") for one in verdicts([0.48, 0.48])] == [True]
+    assert [one.startswith("gain 0.200 is too good") for one in verdicts([0.3, 0.5])] == [True]
 
 
 def test_a_gate_that_a_policy_without_a_reward_would_pass_is_red(gates):
