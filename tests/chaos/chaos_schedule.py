@@ -27,6 +27,18 @@ DISK = "disk"
 
 FILLER = "filler"
 
+MOMENTS = (
+    ("eval", 0),
+    ("rollout", 1),
+    ("train", 2),
+    ("weight_sync", 2),
+    ("eval", 2),
+    ("checkpoint", 2),
+    ("train", 3),
+    ("checkpoint", 4),
+)
+"""Phases of the small run with the iteration that each is disturbed in."""
+
 STARTS = (
     "starting Ray",
     "starting engines",

@@ -6,20 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.chaos.chaos_schedule import SIGNALS, STARTS, Strike
+from tests.chaos.chaos_schedule import MOMENTS, SIGNALS, STARTS, Strike
 from tests.chaos.chaos_support import LAYOUTS, assert_resumed, assert_same_bits, disturbed_run
 from tests.rlpipe.run_support import metric_rows
 
-PHASES = (
-    ("eval", 0),
-    ("rollout", 1),
-    ("train", 2),
-    ("weight_sync", 2),
-    ("eval", 2),
-    ("checkpoint", 2),
-    ("train", 3),
-    ("checkpoint", 4),
-)
 TASKS = tuple((task, None) for task in STARTS)
 HEALS = ("fault.actor_restarts=3", "fault.probe_seconds=1")
 RAY = (("raylet", "kill"), ("gcs", "kill"), ("raylet", "stop"), ("gcs", "stop"))
@@ -38,7 +28,7 @@ def name_of(value: object) -> str:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout, seed):
     """Its last process while it trains, its first one in the start, three times."""
-    kinds = drawn(seed + 2 * list(LAYOUTS).index(layout), itertools.product(SIGNALS, (*TASKS[3:], *PHASES)), 3)
+    kinds = drawn(seed + 2 * list(LAYOUTS).index(layout), itertools.product(SIGNALS, (*TASKS[3:], *MOMENTS)), 3)
     strikes = [Strike("actor", how, *where, 0.02, which=0 if where in TASKS else -1) for how, where in kinds]
     run = disturbed_run(tmp_path, strikes, *LAYOUTS[layout], *HEALS)
     assert run.code == 0, run.evidence
@@ -76,7 +66,7 @@ def test_a_lost_ray_is_one_sentence_and_is_resumed(undisturbed, tmp_path, kind, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "where"), drawn(0, itertools.product(("exit", "kill"), (*TASKS, *PHASES)), 12), ids=name_of
+    ("how", "where"), drawn(0, itertools.product(("exit", "kill"), (*TASKS, *MOMENTS)), 12), ids=name_of
 )
 def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, how, where):
     run = disturbed_run(tmp_path, [Strike("driver", how, *where, 0.02)])
@@ -85,7 +75,7 @@ def test_a_driver_that_is_ended_is_resumed(undisturbed, tmp_path, how, where):
         assert run.code == 130, run.evidence
         assert "interrupted; everything that was started is stopped" in run.output, run.evidence
         assert ("; logs: " in run.output) == (run.folder / "logs").exists(), run.evidence
-    if how == "exit" and where in PHASES:
+    if how == "exit" and where in MOMENTS:
         (*_, last) = [0, *(row["iteration"] for row in metric_rows(run.folder))]
         assert f"iteration_{last:08d}; continue with --resume" in run.output, run.evidence
     assert_resumed(tmp_path, undisturbed())

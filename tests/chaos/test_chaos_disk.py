@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.chaos_schedule import DISK, FILLER, Strike
+from tests.chaos.chaos_schedule import DISK, FILLER, MOMENTS, Strike
 from tests.chaos.chaos_support import assert_resumed, disturbed_run
-
-PHASES = (
-    ("eval", 0),
-    ("rollout", 1),
-    ("train", 2),
-    ("weight_sync", 2),
-    ("eval", 2),
-    ("checkpoint", 2),
-    ("checkpoint", 4),
-)
 
 
 @pytest.fixture
@@ -33,7 +23,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", PHASES, ids=lambda where: "-".join(map(str, where)))
+@pytest.mark.parametrize("where", MOMENTS, ids=lambda where: "-".join(map(str, where)))
 def test_a_full_disk_is_one_sentence_and_is_resumed(undisturbed, tmp_path, small_disk, where):
     run = disturbed_run(small_disk, [Strike(DISK, "fill", *where, 0.0)], notes=tmp_path)
     assert run.strikes
