@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from rollout_models import save_dense
-from rollout_requests import make_requests
+from rollout_requests import generate, make_requests
 from safetensors.torch import load_file, save_file
 
 from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError
@@ -66,4 +66,4 @@ def test_a_model_with_a_nan_is_named_where_an_engine_fails_with_it(ray_session, 
     with RolloutPool.start(config_of(), str(folder), log_directory=str(tmp_path)) as pool:
         pool.wait_until_ready()
         with pytest.raises(ModelError, match=rf"{name} in .* holds values that are not finite"):
-            pool.generate(make_requests(2, new_tokens=4), deadline_seconds=300)
+            generate(pool, make_requests(2, new_tokens=4))
