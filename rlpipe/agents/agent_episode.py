@@ -17,7 +17,7 @@ from rlpipe.agents.token_tree import Node, TokenTree
 from rlpipe.agents.tool_call_formats import Parsed, split_reasoning
 from rlpipe.generation.conversation import Generator
 from rlpipe.generation.prompt_requests import PromptRequest
-from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
+from rlpipe.generation.response_seeds import ResponseSeeds
 from rlpipe.shared.errors import RlpipeError
 from rlpipe.shared.sample import Episode, Status
 from rollout.partial_response import PartialResponse, merged_spans
@@ -92,7 +92,7 @@ class AgentEpisode:
         self._tree = TokenTree()
         self._histories: dict[bytes, Node] = {}
         self._completions: list[tuple[str, Node]] = []
-        self._asked: Counter[tuple[bytes, int | None]] = Counter()
+        self._asked: Counter[tuple[bytes, tuple[int, ...], int | None]] = Counter()
         self._may_sample = asyncio.Event()
         self._may_sample.set()
         self._closed = False
@@ -308,16 +308,16 @@ class AgentEpisode:
         if any(value != getattr(self.request.sampling, name, None) for name, value in wanted.sampling):
             self._counts["overridden_sampling"] += 1
         limit = min(room, wanted.max_tokens or room)
-        read = sequence_digest(b"" if place.node is None else place.node.digest, place.context_ids + opening)
+        read = (b"" if place.node is None else place.node.digest, place.context_ids + opening)
         self._counts["requests"] += 1
-        first = self._asked[read, wanted.seed]
-        self._asked[read, wanted.seed] += wanted.choices
+        first = self._asked[*read, wanted.seed]
+        self._asked[*read, wanted.seed] += wanted.choices
         requests = [
             GenerateRequest(
                 request_id=f"{self.request.sample_id}.{uuid.uuid4().hex[:12]}",
                 prompt_ids=prompt_ids,
                 sampling=self.request.sampling.limited(limit, wanted.stop),
-                seed=self._seeds.seed(read, first + index, wanted.seed),
+                seed=self._seeds.seed(*read, first + index, wanted.seed),
                 urgent=self.request.urgent,
                 conversation_id=self.request.sample_id,
                 group_id=self.request.group_id,

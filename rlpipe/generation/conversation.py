@@ -263,7 +263,7 @@ class Conversation:
             end = len(prompt_ids) - len(self._response.token_ids) + self._turns[-1].end
             self._digest = sequence_digest(self._digest, prompt_ids[self._digested_tokens : end])
             self._digested_tokens = end
-        return self._seeds.seed(sequence_digest(self._digest, prompt_ids[self._digested_tokens :]))
+        return self._seeds.seed(self._digest, prompt_ids[self._digested_tokens :])
 
     def _ends_response(self, stop: tuple[str, ...], text: str, generation: Generation, final: bool) -> bool:
         """Whether the response is over, and not only a turn: ended by one of `stop`, or by a limit of its own."""

@@ -26,11 +26,14 @@ class ResponseSeeds:
     def __init__(self, run_seed: int, request: PromptRequest) -> None:
         self._run_seed = run_seed
         self._sample_id = request.sample_id
-        self._opening = sequence_digest(b"", request.prompt.token_ids)
+        self._prompt_ids = request.prompt.token_ids
 
-    def seed(self, read: bytes, again: int = 0, chosen: int | None = None) -> int:
-        """63 bits. read: digest of all tokens that the response follows. again: how often a response to them was asked
-        for before. chosen: a number of the agent's."""
-        if read == self._opening and again == 0 and chosen is None:
+    def seed(self, before: bytes, token_ids: tuple[int, ...], again: int = 0, chosen: int | None = None) -> int:
+        """63 bits, for the response to `token_ids`, which go on from a sequence of the digest `before`.
+
+        again: how often a response to all of them was asked for already. chosen: a number of the agent's.
+        """
+        if not before and again == 0 and chosen is None and token_ids == self._prompt_ids:
             return sample_seed(self._run_seed, self._sample_id)
+        read = sequence_digest(before, token_ids)
         return sample_seed(self._run_seed, f"{self._sample_id}/{read.hex()}/{chosen}/{again}")
