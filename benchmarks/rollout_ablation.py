@@ -57,8 +57,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class AblationSizes:
-    """tokens: the long length. concurrency: so many of the requests at a time. brief: raw SGLang and pools alone.
-    profiled_steps: to show by kernels, too, of raw SGLang and the pool; 0 for none."""
+    """tokens: the long length. concurrency: so many of the requests at a time. brief: raw SGLang and pools alone,
+    without what lies between. profiled_steps: to show by kernels, too, of raw SGLang and the pool; 0 for none."""
 
     tokens: int
     rounds: int
