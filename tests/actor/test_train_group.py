@@ -40,10 +40,24 @@ def policy_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def group(ray_session, policy_path):
-    started = ActorGroup.start(config_of(policy_path, 2))
-    yield started
-    started.stop()
+def groups(ray_session, policy_path):
+    """The running group and its checkpoint of the start; empty while none was started, or after a test stopped it."""
+    running = []
+    yield running
+    for group, _ in running:
+        group.stop()
+
+
+@pytest.fixture
+def group(groups, policy_path, tmp_path_factory):
+    """As it was at its start, whatever tests did to it."""
+    if not groups:
+        started = ActorGroup.start(config_of(policy_path, 2))
+        groups.append((started, started.save_checkpoint(tmp_path_factory.mktemp("beginning"), 1, {})))
+        started.finish_checkpoint()
+    ((running, beginning),) = groups
+    running.load_checkpoint(beginning)
+    return running
 
 
 def by_data_rank(packs):
@@ -149,7 +163,8 @@ def test_poisoned_updates_are_skipped_and_then_end_the_run(group):
         group.train(steps, AlgorithmConfig())
 
 
-def test_stop_ends_the_processes_and_a_bad_model_folder_is_one_sentence(group, policy_path, tmp_path):
+def test_stop_ends_the_processes_and_a_bad_model_folder_is_one_sentence(group, groups, policy_path, tmp_path):
+    groups.clear()
     processes = [address.pid for address in group._addresses]
     group.stop()
     group.stop()

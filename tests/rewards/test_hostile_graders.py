@@ -97,11 +97,12 @@ def test_an_exception_without_text_is_told(pool: GradingPool) -> None:
 
 
 @pytest.mark.parametrize("name", ["leave_a_thread_that_kills", "leave_an_alarm"])
-def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(pool: GradingPool, name: str) -> None:
-    assert _grade(pool, name, "0.3").score == 1.0
-    after = pool.submit("after", BAD + "slow_echo", "0.8", "7")
-    assert after.result(timeout=100).score == 7.0
-    assert pool.take_failures() == Failures()
+def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(name: str) -> None:
+    with GradingPool(timeout_seconds=60, score_on_failure=-1.0) as pool:
+        assert _grade(pool, name, "0.3").score == 1.0
+        after = pool.submit("after", BAD + "slow_echo", "0.8", "7")
+        assert after.result(timeout=100).score == 7.0
+        assert pool.take_failures() == Failures()
 
 
 @pytest.mark.parametrize("name", ["leak_descriptors", "change_folder", "hooks_at_exit"])

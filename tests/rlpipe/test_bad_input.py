@@ -17,9 +17,9 @@ _GSM8K = _PROJECT / "tests/gsm8k_rows"
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def made(tmp_path_factory):
     """A small valid configuration, its data and its policy."""
-    folder = tmp_path_factory.mktemp("good")
+    folder = tmp_path_factory.mktemp("made")
     rows = [{"prompt": f"{i}+1=?", "label": str(i + 1)} for i in range(8)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
@@ -31,6 +31,15 @@ def good(tmp_path_factory):
     }
     (folder / "good.yaml").write_text(yaml.safe_dump(config))
     assert run_forked(folder, "train", str(folder / "good.yaml"), "--dry-run").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def good(made, tmp_path_factory):
+    """A copy of them that a test may spoil."""
+    folder = tmp_path_factory.mktemp("good")
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    (folder / "good.yaml").write_text((made / "good.yaml").read_text().replace(str(made), str(folder)))
     return folder
 
 
