@@ -131,9 +131,12 @@ def test_two_processes_continue_and_refer_alike(double):
 @pytest.mark.parametrize("case", ["tp2_sp_to_pp2", "ep2_to_cp2", "shared_dp2_to_tp2_sp_ep2", "vocabulary_dp2_to_tp2"])
 def test_a_checkpoint_loads_under_another_layout(double, case):
     expected, found = double[1][case]
-    for wanted, got in zip(expected, found, strict=True):
-        for name in ("train/loss", "train/gradient_norm", "train/learning_rate"):
-            assert got[name] == pytest.approx(wanted[name], rel=2e-4), name
+    for step, (wanted, got) in enumerate(zip(expected, found, strict=True)):
+        assert got["train/learning_rate"] == wanted["train/learning_rate"]
+        assert got["train/loss"] == pytest.approx(wanted["train/loss"], rel=1e-6)
+        # Adam makes a step of full size of a gradient that is rounding alone, and the next gradient tells.
+        near = 1e-3 if step else 1e-5
+        assert got["train/gradient_norm"] == pytest.approx(wanted["train/gradient_norm"], rel=near)
 
 
 @pytest.mark.slow
