@@ -93,6 +93,8 @@ def test_a_layout_has_to_follow_the_curve_of_its_seed(gates):
         return gates.verdicts_on(_run(gates, found["cp2"], 1, 0.6, rewards), found["cp2"], found, history)
 
     assert verdicts([0.3, 0.52, 0.5]) == []
+    itself = gates.verdicts_on(_run(gates, found["grpo"], 2, 0.6, [0.3, 0.6, 0.5]), found["grpo"], found, history)
+    assert itself[-1] == "reward 0.600 of iteration 2 is off the curve (0.500)"
     assert verdicts([0.31, 0.5, 0.5]) == ["reward 0.310 of iteration 1 is off the curve (0.300)"]
     assert verdicts([0.3, 0.57, 0.45]) == ["reward 0.570 of iteration 2 is off the curve (0.500)"]
 
