@@ -9,10 +9,13 @@ from types import FrameType
 
 @contextmanager
 def if_longer_than(seconds: float, act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` once, in a thread of its own, where the block lasts longer than `seconds`."""
+    """Calls `act` once, in a thread of its own, where the block lasts longer than `seconds`. Signals are left to other
+    threads: one that the main thread puts off for a while must not be handled in this one meanwhile."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
-    timer.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    timer.start()  # with the mask of this thread
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:
