@@ -1,13 +1,12 @@
 """Files of rows, one JSON object a line, that a crash may have left in any state."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlpipe.shared.atomic_file import write_atomically
-from rlpipe.shared.disk_errors import FULL
+from rlpipe.shared.disk_errors import FULL, append_whole
 from rlpipe.shared.errors import DiskFullError
 from rlpipe.shared.regular_file import append_regular, read_regular
 
@@ -21,18 +20,13 @@ class JsonRows:
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
-    """Append one row, whole or not at all. Raises DiskFullError, and FileKindError for
-    what is no file."""
+    """Append one row, whole or not at all. Raises DiskFullError, and FileKindError for what is no file."""
     # A lone surrogate becomes its JSON escape.
     line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
     with append_regular(path) as file:
-        size = file.seek(0, os.SEEK_END)
         try:
-            written = file.write(line)
-            while written < len(line):
-                written += file.write(line[written:])
+            append_whole(file, line)
         except OSError as error:
-            file.truncate(size)
             if error.errno in FULL:
                 raise DiskFullError(f"{path}: a row cannot be written ({error.strerror}): free space there") from None
             raise

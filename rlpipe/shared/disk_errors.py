@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from rlpipe.shared.errors import DiskFullError
+from rlpipe.shared.regular_file import append_regular
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where no room is left."""
@@ -49,15 +51,20 @@ def left_out_when_full() -> Iterator[None]:
 
 def append_if_room(path: Path, text: str) -> None:
     """Append a note whole, or not at all where the disk is full."""
-    with left_out_when_full(), path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        left = memoryview(text.encode())
-        try:
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(size)
-            raise
+    with left_out_when_full(), append_regular(path) as file:
+        append_whole(file, text.encode())
+
+
+def append_whole(file: BinaryIO, content: bytes) -> None:
+    """Write `content` to the end of an unbuffered file. Raises OSError, and then the file is what it was."""
+    size = file.seek(0, os.SEEK_END)
+    left = memoryview(content)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        file.truncate(size)
+        raise
 
 
 def _number(error: Exception) -> int:

@@ -4,9 +4,9 @@ SGLang itself tells it only with all of its metrics on.
 """
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
+from rlpipe.shared.disk_errors import left_out_when_full
 from rlpipe.shared.replaced_parts import replaces
 
 replaces(
@@ -59,7 +59,7 @@ def install_in_scheduler() -> None:
     def note(self: SchedulerReqTimeStats, ts: float | None = None) -> None:
         if not _not_yet(Path(path)).exists():
             SchedulerReqTimeStats.set_prefill_finished_time = original
-            with suppress(OSError):  # a full disk costs this figure, not the engine
+            with left_out_when_full():
                 Path(path).touch()
         original(self, ts)
 
