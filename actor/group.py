@@ -142,7 +142,8 @@ class ActorGroup:
         self._all("reset_optimizer", self._config.deadlines.train_seconds, optimizer, total_steps)
 
     def free_device_bytes(self) -> int:
-        """Least free device memory beside a process of the actor, which may not have joined yet; 0 on a CPU."""
+        """Least device memory that a process of the actor has or could have, and which may not have joined yet; 0 on a
+        CPU."""
         self._find(self._config.deadlines.start_seconds)
         return min(self._all("free_device_bytes", self._config.deadlines.start_seconds))
 

@@ -99,8 +99,8 @@ class ActorWorker:
         return self._start_seconds
 
     def free_device_bytes(self) -> int:
-        """Free memory of this process's device; 0 on a CPU."""
-        return free_memory_bytes()
+        """Memory of this process's device that is free, or that torch holds of it here; 0 on a CPU."""
+        return free_memory_bytes() + reserved_memory_bytes()
 
     def resident_bytes(self) -> int:
         """Device memory that this process's tensors take now, an allowance for what lies beside torch's included."""

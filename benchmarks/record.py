@@ -36,7 +36,7 @@ from rlpipe.commands.cards.record_file import Record, read_record, write_record
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
 PAGE = PROJECT / "docs" / "performance.md"
-CHANGES: dict[str, list[dict[str, Any]]] = yaml.safe_load((PROJECT / "benchmarks" / "changes.yaml").read_text())
+CHANGES: dict[str, dict[str, Any]] = yaml.safe_load((PROJECT / "benchmarks" / "changes.yaml").read_text())
 PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "flash-linear-attention")
 
 BENCHMARKS = {
@@ -444,11 +444,10 @@ def page(results: list[Record]) -> str:
 
 def _changes(name: str) -> list[str]:
     """The table of what was changed after a profile."""
-    columns = ("floor", "before", "predicted", "after")
-    rows = [[row["what"], *("" if row.get(key) is None else str(row[key]) for key in columns)] for row in CHANGES[name]]
+    columns, changes = ("floor", "before", "predicted", "after"), CHANGES[name]["changes"]
+    rows = [[row["what"], *("" if row.get(key) is None else str(row[key]) for key in columns)] for row in changes]
     return [
-        "What was changed after a profile, or left: milliseconds of a pass over 4 x 8,192 tokens on an H200. The floor",
-        "is what the bytes or FLOPs take.",
+        f"What was changed after a profile, or left: {CHANGES[name]['figures']}.",
         "",
         f"| change | {' | '.join(columns)} |",
         "|---|---:|---:|---:|---:|",

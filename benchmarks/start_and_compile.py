@@ -5,6 +5,8 @@ The policy is a hybrid one. One GPU, a cold run of 10 iterations and a warm one 
     python benchmarks/start_and_compile.py --folder /tmp/start
     python benchmarks/start_and_compile.py --tiny --iterations 2 --warm-iterations 1
 
+Another order of the start is a setting behind the options: `ray.start=beside`.
+
 Prompts and responses have random lengths: each prompt belongs to one of several data sets with a length of its own.
 """
 
@@ -54,12 +56,15 @@ def main() -> None:
 
 def _report(name: str, rows: list[dict[str, float]], run: Path) -> list[str]:
     lines = ["", f"{name} start, seconds"]
-    lines += [f"  {key[6:-8]:18}{value:8.1f}" for key, value in rows[0].items() if key.startswith("start/")]
+    start = {key.removeprefix("start/"): value for key, value in rows[0].items() if key.startswith("start/")}
+    pool_tokens = start.pop("kv_pool_tokens")
+    lines += [f"  {part.removesuffix('_seconds'):18}{value:8.1f}" for part, value in start.items()]
     lines += [
         f"  {'to first token':18}{row['perf/start_to_first_token_seconds']:8.1f}"
         for row in rows
         if "perf/start_to_first_token_seconds" in row
     ][:1]
+    lines += [f"  {'KV pool, tokens':18}{pool_tokens:8.0f}"]
     lines += ["", f"{name}, by iteration", *_iterations(rows)]
     lines += ["", "handing the GPU over, the actor's own seconds, means", *_actor_parts(run / "ranks.jsonl")]
     events = _events(run / "logs/jit.jsonl")

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlpipe.model.hub import model_folder
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
-from rollout import cleanup
+from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup
 from rollout.engine_counters import EngineCounters
 from rollout.engine_memory import EngineMemory
@@ -67,6 +68,10 @@ class Engine:
         """Of this process, for deadlines."""
         return self._address
 
+    async def room_beside_bytes(self) -> float:
+        """Device memory that others may take while this engine starts; ask before that."""
+        return kv_memory.room_beside_bytes(replace(self._setup, model_path=str(model_folder(self._setup.model_path))))
+
     async def start(self) -> EngineHealth:
         """Loads the model, and warms up where that is asked for. Raises an RlpipeError with one sentence; nothing is
         left behind then."""
@@ -100,9 +105,9 @@ class Engine:
         self._first_token.begin()
         warm_up_seconds = time.perf_counter() - started
         seconds = {"import": imported - begin, "load": started - imported, "warm_up": warm_up_seconds}
-        return EngineHealth(
-            setup.index, self._responses.request_tokens, self._responses.kv_cache_tokens, seconds, notes
-        )
+        tokens = self._responses.kv_cache_tokens
+        notes += kv_memory.shortage(setup.index, arguments["max_total_tokens"], tokens, manager.server_args.page_size)
+        return EngineHealth(setup.index, self._responses.request_tokens, tokens, seconds, notes)
 
     async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[Generation]]:
         """Yields answers as they finish, several at a time when several are there.

@@ -52,6 +52,7 @@ class RunningEngine:
     def __post_init__(self) -> None:
         # Asked for first: an engine that hangs while it starts cannot answer, and its stack is wanted then.
         self.address_reference = self.actor.address.remote()
+        self.room_reference = self.actor.room_beside_bytes.remote()
         self.start_reference = self.actor.start.remote()
 
     @property

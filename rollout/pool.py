@@ -8,6 +8,7 @@ import ray
 
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError, RolloutError
+from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.remote import deadline_error, on_node
 from rlpipe.shared.weights import EngineAdapter
 from rollout.arguments import EngineSetup
@@ -23,6 +24,7 @@ from rollout.supervisor import Supervisor
 from rollout.weights.engine_groups import EngineWeightGroups
 
 _STOP_SECONDS = 30.0
+_LOOK_EVERY_SECONDS = 0.5
 _QUEUE_SHARE = 1.25  # requests sent to an engine, over those that it runs at a time
 
 
@@ -89,6 +91,20 @@ class RolloutPool:
         """
         self._ready = self._ready or tuple(self._fleet.wait_until_up())
         return self._ready
+
+    def room_beside_bytes(self) -> float:
+        """Device memory of each GPU that others may take while engines start, without an effect on the engines; 0 where
+        one was lost before it could say."""
+        references = [engine.room_reference for engine in self._fleet.all()]
+        pending = references
+        while pending:
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=_LOOK_EVERY_SECONDS)
+            raise_if_requested()
+            self._fleet.check()  # also the end of a start that is late
+        try:
+            return min(ray.get(references))
+        except ray.exceptions.RayError:
+            return 0
 
     def client(self) -> EngineClient:
         """A way to ask the engines from an event loop. Close it when it is done."""

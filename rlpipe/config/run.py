@@ -114,6 +114,10 @@ class RayConfig(Section):
     """Colocated engines and actor take turns in device memory: engines free weights and KV cache while the actor works,
     the actor frees parameters and gradients while they generate. `auto`: on GPUs."""
 
+    start: Literal["after", "beside"] = "after"
+    """When an actor that shares the memory of GPUs is built: after the engines have started, or while they start, where
+    its model has room beside the pools that their requests need. The engines are the same either way."""
+
     object_store_bytes: int = Field(200 * 2**20, ge=80 * 2**20)
     """Object store of a local cluster."""
 

@@ -83,6 +83,11 @@ def pools_within(needed: EnginePools, room_bytes: int) -> EnginePools:
     return replace(needed, kv_tokens=int(needed.kv_tokens * factor), states=states, fits=False)
 
 
+def room_beside(needed: EnginePools, room_bytes: int) -> int:
+    """How much of `room_bytes` others may take without `pools_within` giving other pools; 0 where they do not fit."""
+    return max(0, int(room_bytes - (needed.kv_bytes + needed.states_bytes + needed.verified_bytes) / _FITS_SHARE))
+
+
 def forgets_prefixes(engine: EngineConfig, architecture: str, reuses_prefixes: bool) -> bool:
     """Whether engines of a policy with recurrent states do without a cache of prefixes: where the run does not reuse
     them, and where drafts cost it: a state that has run ahead must not be kept. SGLang looks after that for the text

@@ -34,6 +34,9 @@ _DRIVER = 2_000_000_000
 _LOGITS_COPIES = 5
 _SCALE_BYTES_PER_WEIGHT = 4 / 128**2  # of FP8 by blocks
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
+_GRADIENT_BYTES = 4
+_PLANNED_WITHIN = 1.1  # bytes are planned within 10 %
+_LOADED_AT_A_TIME = 4_000_000_000  # what of a tensor is there more than once while it is read and looked at
 _FLOAT8_BYTES = 1 + 1 / 32  # a value, and its share of a block's exponent (actor/layers/float8_weight.py)
 _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
@@ -143,6 +146,20 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     )
 
 
+def build_bytes(config: Config, model: Model) -> int:
+    """The most device memory that a process of the actor takes while it builds its share of the policy.
+
+    Parameters are there twice while Megatron moves those that are trained into its buffers.
+    """
+    actor = config.actor
+    element = _BYTES[actor.dtype]
+    own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
+    trained = model.trained_in_stage(actor.parallel.pipeline).on_rank(actor.parallel)
+    states = _optimizer_bytes(config, model) * (1 - _offloaded(config))
+    tensors = own * element + trained * (2 * element + _GRADIENT_BYTES) + states
+    return int(tensors * _PLANNED_WITHIN) + _CUDA_CONTEXT + _LOADED_AT_A_TIME
+
+
 def kept_state_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
     """Of the optimizer's states in host memory, what stays on a GPU beside the passes because there is room, so that it
     need not be fetched: no part of what a run needs."""
@@ -170,7 +187,7 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     return {
         "parameters": _parameter_bytes(config, model, own),
         "adapters": 0 if model.adapters is None else trained * element,
-        "gradients": trained * 4,
+        "gradients": trained * _GRADIENT_BYTES,
         "activations": kept_bytes(model.shape, actor, element, fused),
         "recomputed layer" if layer > head else "logits chunk": max(layer, head),
         "weight sync": 0 if config.sft else 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),

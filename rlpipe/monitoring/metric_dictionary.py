@@ -52,7 +52,7 @@ _RANK_PARTS = {
 _START_PARTS = {
     "inputs": "reading model folder and data",
     "ray": "starting or joining Ray, reserving its resources",
-    "engines": "waiting for engines, before the actor on shared GPUs and after it elsewhere",
+    "engines": "waiting for engines, on shared GPUs before the actor is built or, with `ray.start: beside`, after it",
     "actor": "joining the actor's processes, building the model, loading its weights",
     "warm_up": "the actor's kernels: every class of pack",
     "policy": "loading a checkpoint, or the supervised warm start",
@@ -77,6 +77,7 @@ SLEEP_WAKE_STEPS = {
 
 _DECLARED = [
     *(Metric(f"start/{part}_seconds", "seconds", f"start: {meaning}") for part, meaning in _START_PARTS.items()),
+    Metric("start/kv_pool_tokens", "tokens", "start: the KV pool of the engine with the smallest one"),
     *(
         Metric(f"sleep_wake/{step}_seconds", "seconds", f"shared GPUs: {meaning}")
         for step, meaning in SLEEP_WAKE_STEPS.items()

@@ -1,13 +1,15 @@
 """The device memory of engines and actor: colocated they share it, separate ones have their own."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.config.root import Config
-from rlpipe.estimate.memory import USED_SHARE_OF_SPARE
+from rlpipe.estimate.memory import USED_SHARE_OF_SPARE, build_bytes
 from rlpipe.training.placement import cluster_gpus
+from rlpipe.training.trained_share import planned_model
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup
@@ -18,8 +20,14 @@ if TYPE_CHECKING:
 class MemorySharing(Protocol):
     """Engines generate outside of these calls, and after `onload_actor` only once `during_weight_sync` has ended."""
 
-    def start_actor(self) -> None:
-        """Call before the actor joins, on devices where engines start."""
+    notes: tuple[str, ...]
+    """Sentences for the user."""
+
+    beside: bool
+    """Whether the actor joins while engines start on the same devices: before `give_device_to_actor`, not after it."""
+
+    def give_device_to_actor(self) -> None:
+        """Call before the actor's first pass, and once only. Waits for engines on the same devices."""
 
     def onload_actor(self) -> None:
         """Offload the engines and bring the actor's weights and gradients back: it works from now on."""
@@ -50,13 +58,33 @@ class MemorySharing(Protocol):
 
 def open_memory_sharing(config: Config, pool: "RolloutPool", actor: "ActorGroup") -> MemorySharing:
     """As `ray.colocate` and `ray.sleep` say; Ray must be initialised. The actor need not have joined yet."""
-    return Colocated(pool, actor) if config.ray.shares_memory(gpus=cluster_gpus() > 0) else Separate()
+    if not config.ray.shares_memory(gpus=cluster_gpus() > 0):
+        return Separate()
+    if config.ray.start == "after":
+        return Colocated(pool, actor)
+    return _built_beside(pool, actor, build_bytes(config, planned_model(config)))
+
+
+def _built_beside(pool: "RolloutPool", actor: "ActorGroup", wanted_bytes: int) -> "Colocated":
+    """Where engines leave room for it: their pools have sizes of their own then, whatever they find free."""
+    room = pool.room_beside_bytes()
+    fits = wanted_bytes <= room
+    there = "all that it asks for" if math.isinf(room) else f"{room / 1e9:.1f} GB"
+    note = (
+        f"the actor is built {'beside' if fits else 'after'} the engines: it takes up to {wanted_bytes / 1e9:.1f} GB, "
+        f"and they leave {there}"
+    )
+    return Colocated(pool, actor, beside=fits, notes=(note,))
 
 
 class Separate:
     """Engines and actor have memory of their own: nothing ever changes."""
 
-    def start_actor(self) -> None: ...
+    notes: tuple[str, ...] = ()
+
+    beside = False
+
+    def give_device_to_actor(self) -> None: ...
 
     def onload_actor(self) -> None: ...
 
@@ -83,19 +111,23 @@ class Colocated:
     """Either side frees its memory while the other works. Only weights are there twice, while they are handed over; and
     the actor's stay where they are while engines generate, where what the engines leave free is room enough.
 
-    A lost engine is restarted only while the actor leaves the device to engines, which measure free memory then.
+    A lost engine is restarted only while the actor leaves the device to engines, which measure free memory then. It is
+    built beside engines only where they start alike with it on the device.
     """
 
-    def __init__(self, pool: "RolloutPool", actor: "ActorGroup") -> None:
+    def __init__(
+        self, pool: "RolloutPool", actor: "ActorGroup", beside: bool = False, notes: tuple[str, ...] = ()
+    ) -> None:
         self._pool = pool
         self._actor = actor
+        self.beside = beside
+        self.notes = notes
         self._spare_bytes = 0
         self._beside_engines: Resident | None = None
         self._seconds = 0.0
         self._steps: dict[str, float] = {}
 
-    def start_actor(self) -> None:
-        """Engines measure free memory when they start, so the actor must not take any meanwhile."""
+    def give_device_to_actor(self) -> None:
         self._pool.wait_until_ready()
         # After their warm-up, engines hold as much as they ever will.
         self._spare_bytes = self._actor.free_device_bytes()

@@ -29,6 +29,7 @@ class StartClock:
         self._begin = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._beside: dict[str, float] = {}
+        self._facts: dict[str, float] = {}
 
     @contextmanager
     def task(self, part: str, text: str) -> Iterator[None]:
@@ -42,13 +43,17 @@ class StartClock:
         """Parts that workers spent beside each other and the driver."""
         self._beside.update(parts)
 
+    def tell(self, metric: str, value: float) -> None:
+        """What the start led to, as a metric beside the seconds."""
+        self._facts[metric] = value
+
     def metrics(self) -> dict[str, float]:
-        """Up to now, said on the console, too."""
+        """Up to now; the seconds are said on the console, too."""
         seconds = {**self._seconds, **self._beside, "total": time.perf_counter() - self._begin}
         waited = ", ".join(f"{part} {spent:.1f}" for part, spent in self._seconds.items())
         beside = ", ".join(f"{part} {spent:.1f}" for part, spent in self._beside.items())
         self._console.say(f"started in {seconds['total']:.1f} s: {waited}; beside each other: {beside}")
-        return {f"start/{part}_seconds": spent for part, spent in seconds.items()}
+        return {f"start/{part}_seconds": spent for part, spent in seconds.items()} | self._facts
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Workers:
             engines = self.pool.wait_until_ready()
         for note in dict.fromkeys(note for engine in engines for note in engine.notes):
             console.say(note)
+        clock.tell("start/kv_pool_tokens", float(min(engine.kv_cache_tokens for engine in engines)))
         clock.add(_slowest_parts(engines))
         clock.add({f"actor_{part}": spent for part, spent in self.actor.start_seconds.items()})
 
@@ -98,7 +104,8 @@ def open_workers(
     console: Console,
     clock: StartClock,
 ) -> Iterator[Workers]:
-    """The actor's processes start and import while engines load and warm up, and take device memory only after that."""
+    """The actor's processes start and import while engines load and warm up. On devices that both share, they take
+    memory after that, or, where engines leave room, build the model beside them."""
     with CleanupStack() as stack:
         for note in merged_note(config):
             console.say(note)
@@ -115,12 +122,16 @@ def open_workers(
         stack.callback(pool.stop)
         actor = ActorGroup.launch(config, bundles.actor, log_directory)
         stack.callback(actor.stop)
-        memory_sharing = open_memory_sharing(config, pool, actor)
         with clock.task("engines", "starting engines"):
-            memory_sharing.start_actor()
+            memory_sharing = open_memory_sharing(config, pool, actor)
+            if not memory_sharing.beside:
+                memory_sharing.give_device_to_actor()
         with clock.task("actor", "starting the actor"):
             actor.join()
-        for note in actor.notes:
+        if memory_sharing.beside:
+            with clock.task("engines", "waiting for the engines"):
+                memory_sharing.give_device_to_actor()
+        for note in (*memory_sharing.notes, *actor.notes):
             console.say(note)
         with clock.task("warm_up", "warming up kernels"):
             warm_up_actor(config, actor, algorithm)

@@ -38,6 +38,18 @@ def test_a_lost_actor_leaves_the_bits_as_they_are(undisturbed, tmp_path, layout,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("task", ["starting the actor", "waiting for the engines"])
+def test_an_actor_lost_beside_engines_that_start_is_started_again(undisturbed, tmp_path, task, how):
+    """With all engines."""
+    shared = LAYOUTS["shared memory"]
+    run = disturbed_run(tmp_path, [Strike("actor", how, task, None, 0.02)], *shared, "ray.start=beside", *HEALS)
+    assert run.code == 0, run.evidence
+    assert run.output.count("the actor is built beside the engines") == len(run.strikes) + 1 == 2
+    assert_same_bits(run.folder, undisturbed(*shared).folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_lost_grader_costs_no_sample(undisturbed, tmp_path, how):
     strikes = [Strike("grader", how, *where, 0.05) for where in (("eval", 0), ("rollout", 1), ("rollout", 3))]
     run = disturbed_run(tmp_path, strikes, "reward.timeout_seconds=3")

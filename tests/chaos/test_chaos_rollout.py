@@ -106,6 +106,16 @@ def test_an_engine_lost_in_its_first_start_is_started_again(whole, tmp_path, vic
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("victim", "how"), [("scheduler", "kill"), ("engine", "stop")])
+def test_an_engine_lost_while_the_actor_is_built_beside_it(whole, tmp_path, victim, how):
+    strikes = [Strike(victim, how, "starting the actor", None, 0.5)]
+    run = disturbed_run(tmp_path, strikes, *LONGER, *SHARED_MEMORY, "ray.start=beside")
+    assert_healed(run, whole("shared memory"), ITERATIONS)
+    assert "the actor is built beside the engines" in run.output
+    assert len(run.faults) == len(run.strikes) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("phase", ["rollout", "weight_sync"])
 def test_all_engines_lost_at_once(whole, tmp_path, how, phase):

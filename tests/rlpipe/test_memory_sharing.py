@@ -1,9 +1,16 @@
 """Who holds what of a shared GPU, step by step, as driver and workers agree on it."""
 
+import math
+
 import pytest
 
+from rlpipe.config.load import load_config
+from rlpipe.estimate.memory import build_bytes
 from rlpipe.monitoring.metric_dictionary import SLEEP_WAKE_STEPS
-from rlpipe.training.memory_sharing import Colocated
+from rlpipe.shared.project_files import CONFIGS
+from rlpipe.training import memory_sharing
+from rlpipe.training.memory_sharing import Colocated, open_memory_sharing
+from rlpipe.training.trained_share import planned_model
 
 GIGABYTE = 10**9
 
@@ -14,6 +21,7 @@ class Calls:
     def __init__(self, free_bytes: int, resident_bytes: int) -> None:
         self.made: list[object] = []
         self._free, self._resident = free_bytes, resident_bytes
+        self.room_bytes = math.inf
         self.restarts_allowed = True
 
     def pause_restarts(self) -> None:
@@ -24,6 +32,9 @@ class Calls:
 
     def wait_until_ready(self) -> None:
         self.made.append("ready")
+
+    def room_beside_bytes(self) -> float:
+        return self.room_bytes
 
     def sleep(self, parts: tuple[str, ...]) -> float:
         self.made.append(("sleep", *parts))
@@ -54,7 +65,7 @@ class Calls:
 def _started(free_gigabytes: float, resident_gigabytes: float) -> tuple[Colocated, Calls]:
     calls = Calls(int(free_gigabytes * GIGABYTE), int(resident_gigabytes * GIGABYTE))
     sharing = Colocated(calls, calls)  # type: ignore[arg-type]
-    sharing.start_actor()
+    sharing.give_device_to_actor()
     return sharing, calls
 
 
@@ -70,6 +81,32 @@ def _iteration(sharing: Colocated, calls: Calls) -> list[object]:
 def test_free_memory_is_measured_while_engines_are_warm_and_before_the_actor_starts():
     _, calls = _started(30, 9)
     assert calls.take() == ["ready", "free?", ("sleep", "kv_cache", "weights")]
+
+
+@pytest.mark.parametrize(
+    ("start", "missing_gigabytes", "beside"),
+    [("beside", 0, True), ("beside", 0.1, False), ("after", 0, False)],
+)
+def test_the_actor_is_built_beside_engines_where_they_leave_room(start, missing_gigabytes, beside, monkeypatch):
+    monkeypatch.setattr(memory_sharing, "cluster_gpus", lambda: 1)
+    config = load_config(CONFIGS / "recipes/qwen3_0_6b_dapo.yaml", ["ray.colocate=true", f"ray.start={start}"])
+    wanted = build_bytes(config, planned_model(config))
+    calls = Calls(30, 9)
+    calls.room_bytes = wanted - missing_gigabytes * GIGABYTE
+    sharing = open_memory_sharing(config, calls, calls)  # type: ignore[arg-type]
+    assert sharing.beside is beside
+    order = "beside" if beside else "after"
+    expected = f"the actor is built {order} the engines: it takes up to {wanted / 1e9:.1f} GB, and they leave "
+    assert [note.startswith(expected) for note in sharing.notes] == ([] if start == "after" else [True])
+    assert calls.take() == []  # the engines are waited for by `give_device_to_actor` alone
+
+
+def test_building_takes_parameters_twice_and_gradients_in_float32():
+    config = load_config(CONFIGS / "recipes/qwen3_0_6b_dapo.yaml")
+    model = planned_model(config)
+    assert config.actor.dtype == "bfloat16" and config.actor.optimizer.cpu_offload_fraction == 1
+    tensors = model.parameters * (2 + 2 + 4)
+    assert tensors < build_bytes(config, model) < 1.2 * tensors + 10 * GIGABYTE
 
 
 SLEEP = ("sleep", "kv_cache", "weights")

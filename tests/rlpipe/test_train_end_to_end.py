@@ -102,13 +102,15 @@ def test_a_weight_that_is_not_finite_ends_a_command_in_a_sentence(four, tmp_path
 
 def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path):
     """What a crash in the fourth iteration leaves. In the other two, engine and actor take turns: weights pass through
-    shared buffers, and each side gives its memory back while the other works."""
+    shared buffers, and each side gives its memory back while the other works; and the actor is built beside the engine
+    that starts."""
     whole, resumed = four[0] / "small", tmp_path / "small"
     shutil.copytree(whole, resumed)
     shutil.rmtree(max((resumed / "checkpoints").iterdir()))
     shutil.rmtree(resumed / "policy")
-    turns = ("ray.colocate=true", "ray.sleep=always")
-    run_command("train", *run_arguments(tmp_path, *UNTRACKED, *turns), "--resume")
+    turns = ("ray.colocate=true", "ray.sleep=always", "ray.start=beside")
+    output = run_command("train", *run_arguments(tmp_path, *UNTRACKED, *turns), "--resume")
+    assert "the actor is built beside the engines" in output
     for row in metric_rows(resumed)[3:]:
         claimed = sum(row[f"time/{phase}_seconds"] for phase in PHASES)
         assert claimed + row["time/unaccounted_seconds"] == pytest.approx(row["time/step_seconds"])

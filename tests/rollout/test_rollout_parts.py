@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from rollout_models import save_hybrid
 
 from rlpipe.config.rollout import EngineConfig, GenerateConfig
-from rlpipe.estimate.engine_pools import needed_pools, pools_within
+from rlpipe.estimate.engine_pools import needed_pools, pools_within, room_beside
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.weights import EngineAdapter
+from rollout import kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.engine_environment import engine_environment
 from rollout.engine_launch import engine_setups
@@ -83,6 +85,46 @@ def test_the_pools_of_a_gpu_are_as_large_as_what_the_run_can_use():
     divided = server_arguments(setup, (), short)
     assert divided["max_total_tokens"] is None and "max_mamba_cache_size" not in divided
     assert divided["mamba_full_memory_ratio"] == pytest.approx(pools.states_bytes / pools.kv_bytes, rel=0.01)
+
+
+def test_what_lies_beside_an_engine_that_starts_leaves_its_pools_as_they_are():
+    shape = describe_model("Qwen3.5-35B-A3B").shape
+    pools = needed_pools(shape, EngineConfig(max_running_requests=128), "Qwen3_5MoeForCausalLM", 129, 8448)
+    room = 2 * (pools.kv_bytes + pools.states_bytes)
+    beside = room_beside(pools, room)
+    assert room / 4 < beside < room / 2
+    assert pools_within(pools, room - beside) == pools
+    assert not pools_within(pools, room - beside - 2**30).fits
+    assert room_beside(pools, room // 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "leaves_room"),
+    [
+        ({}, True),
+        ({"adapter": EngineAdapter(rank=8, scale=1.0, modules=("q_proj",))}, False),
+        ({"engine": EngineConfig(memory_fraction=0.8, tensor_parallel=2)}, False),
+        ({"request_tokens": 10**9}, False),
+    ],
+)
+def test_an_engine_leaves_room_only_where_its_pools_are_planned(changes, leaves_room, dense_folder, monkeypatch):
+    monkeypatch.setattr(kv_memory, "total_gpu_bytes", lambda gpus: [80 * 10**9])
+    engine = EngineConfig(memory_fraction=0.8)
+    setup = replace(setup_of("cuda"), model_path=str(dense_folder), **{"engine": engine, **changes})
+    room = kv_memory.room_beside_bytes(setup)
+    assert 0 < room < 0.8 * 80e9 if leaves_room else room == 0
+    monkeypatch.setattr(kv_memory, "total_gpu_bytes", lambda gpus: [0])  # the driver does not say
+    assert kv_memory.room_beside_bytes(setup) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "page", "told"), [(1000, 1, False), (960, 64, False), (959, 1, True), (900, 64, True)]
+)
+def test_a_pool_smaller_than_planned_is_told(tokens, page, told):
+    notes = kv_memory.shortage(3, 1000, tokens, page)
+    assert bool(notes) is told
+    assert all(f"engine 3 has a KV pool of {tokens} tokens, its requests can need 1000" in note for note in notes)
+    assert kv_memory.shortage(3, None, tokens, page) == ()
 
 
 def test_states_are_kept_while_decoding_only_where_a_later_turn_goes_on_from_them():
