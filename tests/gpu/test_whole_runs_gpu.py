@@ -4,6 +4,12 @@ import pytest
 import torch
 from run_support import UNTRACKED, metric_rows, run_arguments, run_command
 
+from rlpipe.config.load import load_config
+from rlpipe.estimate.engine_pools import needed_pools
+from rlpipe.estimate.memory import build_bytes
+from rlpipe.prepare import prepare
+from rlpipe.training.trained_share import planned_model
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there two sides share one")
 
 SETTINGS = [
@@ -61,8 +67,29 @@ def test_two_expert_parallel_ranks_send_their_experts_to_two_engines(tmp_path):
         assert 0.45 < row["weight_sync/sender_max_bytes"] / row["weight_sync/bytes"] < 0.55
 
 
-def _run(folder, *settings):
-    run_command("train", *run_arguments(folder, *settings))
+@pytest.mark.parametrize(("missing_bytes", "order"), [(0, "beside"), (2**30, "after")])
+@pytest.mark.timeout(600)
+def test_an_engine_has_its_planned_pool_beside_an_actor_that_is_built(tmp_path, missing_bytes, order):
+    """One that leaves just what the actor is planned to take, and one that leaves less."""
+    file, *settings = run_arguments(tmp_path, *SETTINGS)
+    config = load_config(file, settings)
+    prepare(config)
+    model, size = planned_model(config), torch.cuda.get_device_properties(0).total_memory
+    building = build_bytes(config, model)
+    share = round((building + 5e9) / size, 3)
+    room = share * size - building - model.parameters * 2 - 2**28
+    engine = config.rollout.engine
+    token_bytes = needed_pools(model.shape, engine, model.architecture, engine.max_running_requests, 1).token_bytes
+    tokens = int((0.95 * room + missing_bytes) / token_bytes)
+    pool = [f"rollout.engine.memory_fraction={share}", f"rollout.engine.kv_cache_tokens={tokens}"]
+    output = _run(tmp_path, *SETTINGS, *pool, "ray.start=beside")
+    assert f"the actor is built {order} the engines" in output
+    assert "has a KV pool of" not in output  # a warning: smaller than planned
+    assert 0 <= tokens - metric_rows(tmp_path / "small")[0]["start/kv_pool_tokens"] < 64  # SGLang's pages
+
+
+def _run(folder, *settings) -> str:
+    output = run_command("train", *run_arguments(folder, *settings))
     rows = metric_rows(folder / "small")
     assert [row["iteration"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:
@@ -70,3 +97,4 @@ def _run(folder, *settings):
         assert row["mismatch/logprob_abs_mean"] < 0.02
         assert (row["time/sleep_wake_seconds"] > 1e-3) == ("ray.colocate=false" not in settings)
         assert row["train/updates_applied_count"] > 0
+    return output
