@@ -3,7 +3,8 @@
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
     python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
-    python benchmarks/rollout.py --draft mtp [--policy FOLDER] [--concurrency 1 16 128]     a GPU; see engine_variants
+    python benchmarks/rollout.py --draft mtp auto [--policy FOLDER --rows FILE] [--concurrency 1 16 128] [--steps 3 5]
+                                                            a GPU; see engine_variants
     python benchmarks/rollout.py --quantization fp8 fp8_all [--profile]                     likewise
 
 Raw means `sglang.Engine.generate` with one list of prompts inside the engine's process, without seeds, padding, Ray
@@ -31,7 +32,7 @@ import psutil
 import ray
 import torch
 import yaml
-from engine_variants import FP8_VARIANTS, MEMORY_SHARE, compare_variants
+from engine_variants import FP8_VARIANTS, MEMORY_SHARE, compare_variants, draft_variants
 from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
@@ -133,13 +134,14 @@ def main() -> None:
     parser.add_argument("--at", type=int, nargs="+", help="with --ablate: so many of the prompts at a time")
     parser.add_argument("--draft", choices=("mtp", "auto"), nargs="+", help="engines that draft beside one without")
     parser.add_argument("--quantization", choices=tuple(FP8_VARIANTS), nargs="+", help="engines in 8 bits, likewise")
-    parser.add_argument("--policy", help="with --draft: folder of the policy")
-    parser.add_argument("--steps", type=int, default=3, help="with --draft: tokens of a draft")
+    parser.add_argument("--policy", help="of variants: folder of the policy")
+    parser.add_argument("--rows", help="of variants: file with prompts of the policy's task")
+    parser.add_argument("--steps", type=int, nargs="+", default=[3], help="with --draft: tokens of a draft")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="of variants: requests")
     options = parser.parse_args()
     if options.draft or options.quantization:
         variants = {one: FP8_VARIANTS[one] for one in options.quantization or ()}
-        variants |= {one: {"draft": {"method": one, "steps": options.steps}} for one in options.draft or ()}
+        variants |= draft_variants(options.draft or [], options.steps)
         compare_variants(options, variants)
         return
     if options.hybrid_layers and not torch.cuda.is_available():
