@@ -73,7 +73,7 @@ def _outcomes(demo: Demo, seed: int, overrides: list[str]) -> Iterator[tuple[str
             ("lora", adapters, demo.lora_learning_rate),
         ):
             rate_setting = f"actor.optimizer.learning_rate={rate}"
-            yield way, _outcome(train(demo.config, folder, way, [*start, *settings, rate_setting]))
+            yield way, outcome_of(train(demo.config, folder, way, [*start, *settings, rate_setting]))
 
 
 def _train_on_examples(demo: Demo, folder: Path, settings: list[str]) -> None:
@@ -82,7 +82,7 @@ def _train_on_examples(demo: Demo, folder: Path, settings: list[str]) -> None:
     train(demo.config, folder, "examples", [*settings, *examples], command="sft")
 
 
-def _outcome(rows: list[dict[str, float]]) -> Outcome:
+def outcome_of(rows: list[dict[str, float]]) -> Outcome:
     trained = rows[1:]
     return Outcome(
         before=rows[0]["eval/held_out/accuracy"],
