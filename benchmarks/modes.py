@@ -4,8 +4,9 @@
     python benchmarks/modes.py [--model Qwen3-1.7B]            on two GPUs, an engine on one, the actor on the other
 
 On GPUs weights are random and the lengths of responses are drawn, long-tailed over prompts and around each, so that a
-part of them is still running when a batch is full. Further settings go to all runs. The modes run one after the other,
-so on a machine that is shared compare shares, not seconds.
+part of them is still running when a batch is full. Their lengths, and those of prompts, are such that by `rlpipe plan`
+both sides work for about as long, the actor a little longer. Further settings go to all runs. The modes run one after
+the other, so on a machine that is shared compare shares, not seconds.
 """
 
 import argparse
@@ -22,17 +23,18 @@ from whole_step_setup import MODELS, PROJECT
 MODES = ("sync", "one_step_off", "async")
 _HELD_OUT = "eval/held_out/accuracy"
 _MEAN_GAP = "mismatch/logprob_abs_mean"
-_PROMPTS, _PROMPT_LETTERS = 512, 256
+_PROMPTS, _PROMPT_LETTERS = 512, 192
 ON_GPUS = [
     "run.iterations=8",
-    "data.max_prompt_tokens=256",
+    "data.max_prompt_tokens=192",
     "eval.datasets=[]",
     "rollout.prompts_per_iteration=32",
     "rollout.samples_per_prompt=16",
-    "rollout.max_response_tokens=4096",
+    "rollout.max_response_tokens=1024",
+    "rollout.max_staleness=2",
     "rollout.sampling.ignore_eos=true",
-    "rollout.generate={function: tests.rlpipe.long_tail:write_drawn_length, options: {median: 700, sigma: 0.7}}",
-    "rollout.engine={dtype: bfloat16, max_running_requests: 512, deterministic: false}",
+    "rollout.generate={function: tests.rlpipe.long_tail:write_drawn_length, options: {median: 260, sigma: 0.5}}",
+    "rollout.engine={dtype: bfloat16, max_running_requests: 256, deterministic: false}",
     "actor={dtype: bfloat16, max_tokens_per_gpu: auto, recompute: {granularity: auto}}",
     "reward.workers=2",
     "checkpoint.interval_iterations=0",
