@@ -2,8 +2,10 @@
 does not know what a draft costs."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import Any
 
 from rlpipe.shared.replaced_parts import replaces
@@ -18,10 +20,7 @@ _TRIAL_PASSES = 32
 _HELD_PASSES = 2048
 _SETTLING_PASSES = 4
 """After a change: the pass under way still has the steps of before, and graphs are warm from the next ones on."""
-_INTERRUPTED_RATIO = 3.0
-"""An interval so many times the usual one had more in it than a pass: prompts, an update, nothing to do."""
 _GAIN = 1.03
-_SMOOTHING = 0.1
 
 
 def install() -> None:
@@ -33,21 +32,19 @@ def install() -> None:
 
 @dataclass
 class _Measured:
-    """Passes with one number of steps. seconds, tokens: of a pass, smoothed."""
+    """The latest passes with one number of steps: seconds and tokens of each."""
 
-    seconds: float = 0.0
-    tokens: float = 0.0
+    passes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_TRIAL_PASSES))
 
-    def note(self, seconds: float, tokens: float) -> None:
-        if not self.seconds:
-            self.seconds, self.tokens = seconds, tokens
-        elif seconds < _INTERRUPTED_RATIO * self.seconds:
-            self.seconds += _SMOOTHING * (seconds - self.seconds)
-            self.tokens += _SMOOTHING * (tokens - self.tokens)
+    def note(self, seconds: float, tokens: int) -> None:
+        self.passes.append((seconds, tokens))
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """By the median of the seconds: a pass may have had prompts, an update or nothing to do before it."""
+        if not self.passes:
+            return 0.0
+        return fmean(tokens for _, tokens in self.passes) / median(seconds for seconds, _ in self.passes)
 
 
 @dataclass
