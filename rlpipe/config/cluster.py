@@ -81,11 +81,17 @@ class SpeedsConfig(Section):
     attention_share_of_bandwidth: float = Field(0.4, gt=0, le=1)
     """The same for keys and values. Of SGLang's Triton kernels; FlashAttention-3 may reach more."""
 
+    verifying_share_of_bandwidth: float = Field(0.03, gt=0, le=1)
+    """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads."""
+
     decoding_step_seconds: float = Field(0.0015, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
 
     decoding_request_seconds: float = Field(1.9e-5, ge=0)
     """The same for each request that runs: its token, its log-probability, handing them out."""
+
+    drafting_step_seconds: float = Field(0.0029, ge=0)
+    """Of the host beside that, where drafts are made and verified."""
 
     all_reduce_seconds: float = Field(1.5e-5, ge=0)
     """Of one small all-reduce between GPUs of an engine that spans several, beside its bytes; two a layer and step. An

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
+from rlpipe.estimate.decoding import EnginePass, pass_seconds
 from rlpipe.estimate.memory import USED_SHARE_OF_SPARE, Memory, Model
-from rlpipe.estimate.parameters import embedding_parameters
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
-from rlpipe.flops.layers import MixtureOfExperts
 from rlpipe.flops.peaks import peak_bf16_tflops
 
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
@@ -30,6 +29,11 @@ class Lengths:
     @property
     def sequence_tokens(self) -> int:
         return self.prompt_tokens + self.response_tokens
+
+    @property
+    def mean_context_tokens(self) -> float:
+        """Behind a token that is decoded."""
+        return self.prompt_tokens + self.response_tokens / 2
 
 
 def plan_seconds(
@@ -102,65 +106,11 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     """Prompts come first, then steps of all that run at a time."""
     engines, engine = config.rollout.engines, config.rollout.engine
     running = max(1, min(memory.engine.concurrency, -(-lengths.samples // engines)))
-    step = _decoding_step_seconds(config, model, cluster, lengths, running)
+    step = pass_seconds(model, cluster, engine.tensor_parallel, EnginePass(running, lengths.mean_context_tokens))
     waves = -(-lengths.samples // (engines * running))
     prompts = lengths.samples * model_flops(model.shape, [lengths.prompt_tokens], include_mtp=False).forward
     prefill = prompts / (engines * engine.tensor_parallel * _device_tflops(config, model, cluster) * 1e12)
     return prefill + waves * lengths.response_tokens * step
-
-
-def _decoding_step_seconds(
-    config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths, running: int
-) -> float:
-    """One token for each running request: touched weights and each request's states, keys and values are read once. A
-    GPU does it while the host schedules the next step and hands out the last one's tokens, so the slower side counts.
-    """
-    ranks, speeds = config.rollout.engine.tensor_parallel, cluster.speeds
-    context_tokens = lengths.prompt_tokens + lengths.response_tokens / 2
-    cached = running * context_tokens * _cached_bytes(model, ranks)
-    others = _touched_parameters(model, running) * _PARAMETER_BYTES + running * _state_bytes(model)
-    if not cluster.gpus:
-        return speeds.cpu_decoding_step_seconds + (others / ranks + cached) / (speeds.cpu_gigabytes_per_second * 1e9)
-    bandwidth = cluster.node.gpu_memory_gigabytes_per_second * 1e9
-    reading = others / ranks / speeds.decoding_share_of_bandwidth + cached / speeds.attention_share_of_bandwidth
-    host = speeds.decoding_step_seconds + running * speeds.decoding_request_seconds
-    return max(host, reading / bandwidth + _decoding_exchange_seconds(config, model, cluster, running))
-
-
-def _cached_bytes(model: Model, ranks: int) -> float:
-    """Of keys and values of a token, which each of an engine's ranks reads; ranks beyond the key/value heads hold
-    copies."""
-    return sum(
-        2 * one.key_value_heads * one.head_dim * _PARAMETER_BYTES / min(ranks, one.key_value_heads)
-        for one in model.attention_layers
-    )
-
-
-def _state_bytes(model: Model) -> int:
-    """Of recurrent states of a request, read and written."""
-    return 2 * sum(one.value_heads * one.key_head_dim * one.value_head_dim * 4 for one in model.gdn_layers)
-
-
-def _decoding_exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, running: int) -> float:
-    """Of a step: two all-reduces of one vector for each request in every layer, where an engine spans GPUs."""
-    ranks = config.rollout.engine.tensor_parallel
-    if ranks == 1:
-        return 0.0
-    size = 2 * (ranks - 1) / ranks * running * model.shape.hidden_size * _PARAMETER_BYTES
-    one = cluster.speeds.all_reduce_seconds + size / (cluster.network.gpu_to_gpu_gigabytes_per_second * 1e9)
-    return 2 * len(model.shape.layers) * one
-
-
-def _touched_parameters(model: Model, running: int) -> float:
-    """Parameters that a decoding step of `running` requests reads: neither experts that no token chose, nor an
-    embedding that is not the head, too, of which each token needs a row."""
-    total = float(model.parameters if model.tied else model.parameters - embedding_parameters(model.shape).total)
-    for layer in model.shape.layers:
-        part = layer.feed_forward
-        if isinstance(part, MixtureOfExperts):
-            routed = 3 * part.hidden_size * part.expert_intermediate_size * part.experts
-            total -= routed * (1 - part.experts_per_token / part.experts) ** running
-    return total
 
 
 def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:

@@ -1,4 +1,4 @@
-"""What of speculative decoding a model cannot do, and what drafts must bring to be worth their cost. Pure."""
+"""What of speculative decoding a model cannot do. Pure."""
 
 from rlpipe.config.draft import DraftConfig
 from rlpipe.model.description import ModelDescription
@@ -34,19 +34,3 @@ def check_drafts(model: ModelDescription, draft: DraftConfig, routing_replay: bo
             f"{where} SGLang does not return the experts of tokens that an n-gram drafted, which "
             "algorithm.routing_replay needs: set it to 'mtp' or 'off'"
         )
-
-
-def break_even_tokens(model: ModelDescription, draft: DraftConfig) -> float:
-    """Tokens that a verified draft must give on average to be no slower than decoding them one by one, 1 or more.
-
-    An estimate for few requests at a time, when a pass takes as long as its weights take to be read: a pass of the
-    model, with its head, and each step of the prediction layer, with the same head. With many requests verifying
-    computes more, too, and the real figure is higher.
-    """
-    if not draft.predicts:
-        return 1.0
-    shape = model.shape
-    layers = [layer.mixer.weights_flops + layer.feed_forward.weights_flops for layer in shape.layers]
-    drafting = [layer.mixer.weights_flops + layer.feed_forward.weights_flops for layer in shape.layers[-1:]]
-    a_step = sum(drafting) + shape.mtp_projection_flops + shape.head_flops
-    return 1.0 + draft.steps * a_step / (sum(layers) + shape.head_flops)

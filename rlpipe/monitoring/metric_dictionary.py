@@ -190,7 +190,7 @@ _DECLARED = [
     Metric(
         "rollout/draft_break_even_tokens",
         "tokens",
-        "what a pass must give for drafts to cost no time with few requests at a time, estimated",
+        "what such a pass must give for drafts to cost no time, by the model of `rlpipe plan`",
     ),
     Metric("advantage/groups_count", "count", "groups that advantages were computed from"),
     Metric("advantage/failed_samples_count", "count", "episodes left out because generation failed"),

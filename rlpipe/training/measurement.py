@@ -12,6 +12,7 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from
 from rlpipe.monitoring.metric_dictionary import reduce_over_ranks
 from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.training.draft_costs import DraftCosts
 from rlpipe.training.efficiency import policy_work, rollout_rate_per_gpu, training_metrics
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.summaries import draft_warnings
@@ -46,6 +47,7 @@ class Measurement:
         self._directory = directory
         self._console = console
         self._work = policy_work(config)
+        self._draft_costs = DraftCosts.of(config)
         for path in (directory.ranks, directory.jit_events):
             for note in drop_rows_from(path, first_iteration):
                 console.say(note)
@@ -64,6 +66,7 @@ class Measurement:
         record.add(reduce_over_ranks([engine.metrics for engine in engines]))
         record.add(training_metrics(record, self._config, packs, usages, self._work))
         record.add(rollout_rate_per_gpu(record, self._config))
+        record.add(self._draft_costs.metrics(record.metrics) if self._draft_costs else {})
         self._write_ranks(record.number, usages)
         if record.number in self._config.trace.iterations:
             workers = {f"engine-{one.engine} ({one.host})": one for one in engines}

@@ -6,8 +6,6 @@ from statistics import fmean, pstdev
 from rlpipe.batching.prefix_tree import Tokens, repeated_prefix_tokens
 from rlpipe.config.root import Config
 from rlpipe.generation.group_source import Batch
-from rlpipe.model.draft_checks import break_even_tokens
-from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 from rlpipe.training.episode_metrics import episode_metrics
 from rollout.dispatch import RoutingCounts
@@ -125,8 +123,6 @@ def draft_metrics(usage: Sequence[EngineUsage], config: Config) -> dict[str, flo
     }
     if draft.predicts:
         metrics["rollout/draft_kept_share"] = sum(at_least) / draft.steps
-    if draft.method == "mtp":
-        metrics["rollout/draft_break_even_tokens"] = break_even_tokens(describe_model(config.model.path), draft)
     return metrics
 
 

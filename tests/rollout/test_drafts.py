@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from actor.hf.weight_table import export_plan
+from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.draft import DraftConfig
 from rlpipe.config.rollout import EngineConfig
+from rlpipe.estimate.decoding import EnginePass, break_even_tokens
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
-from rlpipe.model.draft_checks import break_even_tokens, check_drafts
+from rlpipe.estimate.memory import Model as PlannedModel
+from rlpipe.model.draft_checks import check_drafts
 from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.shared.errors import ConfigError, ModelError
 from rlpipe.shared.sample import Status, VersionSpan
@@ -111,13 +114,30 @@ def test_the_prediction_layers_of_the_families_are_among_sglangs_files():
     assert files - set(unneeded_model_modules(path)) == {"qwen3_5"}
 
 
-def test_break_even_rises_with_the_steps_and_the_head():
-    per_step = break_even_tokens(HYBRID, DraftConfig(method="mtp", steps=1)) - 1
-    assert break_even_tokens(HYBRID, DraftConfig(method="mtp", steps=3)) == pytest.approx(1 + 3 * per_step)
-    shape = HYBRID.shape
-    head = shape.head_flops / 2
-    assert head / (head + 3e9) < per_step < 1.2 * (head + 0.1e9) / (head + 2e9)  # of about 3e9 active parameters
-    assert break_even_tokens(DENSE, DraftConfig(method="ngram")) == 1
+def break_even(model, requests: int, **draft) -> float:
+    """Where the host takes no time."""
+    cluster, shape = load_cluster("local_1x141gb"), PlannedModel(model.shape, False)
+    free = dict.fromkeys(("decoding_step_seconds", "decoding_request_seconds", "drafting_step_seconds"), 0.0)
+    gpu = cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update=free)})
+    return break_even_tokens(shape, gpu, 1, DraftConfig(**draft), EnginePass(requests, 10.0))
+
+
+def test_drafts_must_bring_more_where_a_pass_over_them_reads_or_computes_more():
+    one, three = (break_even(HYBRID, 16, method="mtp", steps=steps) for steps in (1, 3))
+    assert 1 < one < three
+    four = {"method": "ngram", "tokens": 4}
+    # Tokens of a few requests choose other experts each; those of many choose all of them in any case.
+    assert break_even(EXPERTS, 4, **four) > 1.3 * break_even(EXPERTS, 128, **four)
+    assert break_even(EXPERTS, 4, **four) > 1.3 * break_even(DENSE, 4, **four)
+    # Thousands of rows are bound by arithmetic.
+    assert break_even(DENSE, 1024, **four) > 2 * break_even(DENSE, 16, **four)
+    assert break_even_tokens(
+        PlannedModel(DENSE.shape, False),
+        load_cluster("local_1x141gb"),
+        1,
+        DraftConfig(**four),
+        EnginePass(4, 10.0),
+    ) > break_even(DENSE, 4, **four)
 
 
 def test_pools_hold_the_drafts():
