@@ -18,17 +18,27 @@ def _run(*command):
 @pytest.mark.timeout(1800)
 def test_gates_are_green_with_their_history_and_red_with_another(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
-    import learning_gates as gates
+    import gate_verdicts as gates
 
     done = _run("benchmarks/learning_gates.py", "sft", "grpo", "--seeds", "0")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows] == ["gate", "sft", "grpo"] and all(row[-1] == "ok" for row in rows[1:])
+    assert [row[0] for row in rows] == ["gate", "sft", "grpo"] and not any("red" in row for row in rows)
 
     history = [run for run in gates.read_history() if run.gate == "grpo"]
     better = [replace(run, accuracy=run.accuracy + 0.3) for run in history]
     verdicts = gates.verdicts_on(history[0], gates.read_gates()["grpo"], gates.read_gates(), better)
     assert any("is too low" in verdict for verdict in verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("gate", ["grpo"])
+def test_a_gate_sees_a_defect_that_no_loss_shows(gate):
+    """The others: `python benchmarks/learning_gates.py --planted`."""
+    done = _run("benchmarks/learning_gates.py", gate, "--planted")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "planted in gates: 1 of 1 seen" in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
@@ -14,23 +15,31 @@ PROJECT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def gates(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
-    import learning_gates
+    import gate_verdicts
 
-    return learning_gates
+    return gate_verdicts
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import gate_runs
+
+    return gate_runs
 
 
 def _run(gates, gate, seed, accuracy, rewards):
     return gates.Run(gate.name, seed, gate.digest(), accuracy, tuple(rewards))
 
 
-def test_every_gate_has_a_configuration_and_a_start(gates):
+def test_every_gate_has_a_configuration_and_a_start(gates, runs):
     found = gates.read_gates()
     wanted = {"arithmetic", "hybrid", "calculator", "lora", "sft", "async", "one_step_off", "partial", "kl", "gspo"}
     assert wanted | {"cispo", "tp2", "pp2", "cp2", "ep2", "colocated"} <= set(found)
     for gate in found.values():
         assert not gate.start or found[gate.start].command == "sft"
         assert not gate.curve_of or found[gate.curve_of].settings[: len(gate.settings)]
-        config = load_config(gate.config, gates.settings_of(gate, 3, Path("work")))
+        config = load_config(gate.config, runs.settings_of(gate, 3, Path("work"), "name"))
         assert config.seed == 3 and bool(config.sft) is (gate.command == "sft")
         assert (config.warm_start is None) is bool(gate.start or gate.command == "sft")
 
@@ -82,7 +91,7 @@ def test_without_enough_history_of_the_same_settings_there_is_no_band(gates):
     run = _run(gates, gate, 0, 0.6, [0.5])
     other = replace(run, settings="other")
     (verdict,) = gates.verdicts_on(run, gate, {"grpo": gate}, [run, run, other, other])
-    assert verdict.startswith("no band: 2 of 3 runs of grpo are known")
+    assert verdict.startswith("no band: 1 of 3 seeds of grpo are known")
 
 
 def test_a_layout_has_to_follow_the_curve_of_its_seed(gates):
@@ -94,9 +103,65 @@ def test_a_layout_has_to_follow_the_curve_of_its_seed(gates):
 
     assert verdicts([0.3, 0.52, 0.5]) == []
     itself = gates.verdicts_on(_run(gates, found["grpo"], 2, 0.6, [0.3, 0.6, 0.5]), found["grpo"], found, history)
-    assert itself[-1] == "reward 0.600 of iteration 2 is off the curve (0.500)"
+    assert itself[0] == "reward 0.600 of iteration 2 is off the curve (0.500)"
     assert verdicts([0.31, 0.5, 0.5]) == ["reward 0.310 of iteration 1 is off the curve (0.300)"]
     assert verdicts([0.3, 0.57, 0.45]) == ["reward 0.570 of iteration 2 is off the curve (0.500)"]
+
+
+def test_a_run_follows_its_own_curve_on_its_kind_of_machine_until_its_draws_are_changed_on_purpose(gates):
+    found = gates.read_gates()
+    seeds = [replace(_run(gates, found["grpo"], seed, 0.6, [0.3, 0.5, 0.5]), machine="a") for seed in range(3)]
+    again = replace(seeds[1], rewards=(0.31, 0.5, 0.5))
+
+    def verdicts(run, history=seeds, **named):
+        return gates.verdicts_on(run, found["grpo"], found, history, **named)
+
+    assert verdicts(seeds[1]) == [] and gates.likeness(seeds[1], seeds[1]) == "as before"
+    assert verdicts(again) == ["reward 0.310 of iteration 1 is off the curve (0.300)"]
+    assert gates.likeness(again, seeds[1]) == "as before up to iteration 0, then up to 0.010 beside it"
+    assert verdicts(replace(again, machine="b")) == [] == verdicts(again, redrawn=True)
+    assert verdicts(again, [*seeds, again]) == [], "the latest curve counts"
+    other = verdicts(replace(seeds[1], accuracy=0.67))
+    assert other[0] == "accuracy 0.670 is not that of its seed before (0.600)"
+    assert verdicts(replace(seeds[1], accuracy=float("nan"))) == [
+        "accuracy nan is not that of its seed before (0.600)",
+        "accuracy is nan",
+    ]
+
+
+def test_repeats_of_a_seed_do_not_narrow_a_band(gates):
+    found = gates.read_gates()
+    seeds = [_run(gates, found["grpo"], seed, 0.6 + 0.05 * seed, [0.3, 0.5]) for seed in range(3)]
+    bands = gates.bands_of(gates.latest_of_seeds(seeds))
+    assert gates.bands_of(gates.latest_of_seeds([*seeds, *seeds[1:], seeds[0]])) == bands
+
+
+def test_a_defect_is_seen_by_what_was_learned_alone(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import gate_verdicts
+    import learning_gates
+
+    run = _run(gate_verdicts, gate_verdicts.read_gates()["grpo"], 0, 0.6, [0.3, 0.5])
+    assert learning_gates.is_seen(run, ["gain 0.000 is too low"])
+    assert learning_gates.is_seen(ArithmeticError("loss is nan"), ["loss is nan"])
+    assert not learning_gates.is_seen(run, []) and not learning_gates.is_seen(run, ["no band: 1 of 3 seeds"])
+    assert not learning_gates.is_seen(CalledProcessError(1, ["rlpipe"]), ["returned non-zero"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "expected"),
+    [
+        ([4, 5, 6, 7], 2, [[4, 5], [6, 7]]),
+        ([4, 5, 6], 2, [[4], [5, 6]]),
+        ([4, 5], 3, [[4], [5], [4]]),
+        ([4, 5], 1, [[4, 5]]),
+    ],
+)
+def test_jobs_share_the_cores(monkeypatch, cores, jobs, expected):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    from shared_cores import shares
+
+    assert shares(cores, jobs) == expected
 
 
 def test_the_summary_judges_each_run_by_all_the_others(gates):
@@ -125,10 +190,10 @@ def test_the_summary_judges_each_run_by_all_the_others(gates):
         ({"mismatch/logprob_abs_mean": 0.01}, "engine and actor differ by 1.0e-02 nats"),
     ],
 )
-def test_what_no_band_excuses_is_an_error(gates, row, sentence):
-    gates.check_rows([{"iteration": 1, "mismatch/logprob_abs_mean": 1e-6}])
+def test_what_no_band_excuses_is_an_error(runs, row, sentence):
+    runs.check_rows([{"iteration": 1, "mismatch/logprob_abs_mean": 1e-6}])
     with pytest.raises(ArithmeticError, match=sentence):
-        gates.check_rows([{"iteration": 1, **row}])
+        runs.check_rows([{"iteration": 1, **row}])
 
 
 def test_history_is_read_as_it_was_written(gates, tmp_path):

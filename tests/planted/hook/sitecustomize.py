@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-_PLANTED = json.loads(os.environ["RLPIPE_PLANTED"])
+_PLANTED = json.loads(os.environ.get("RLPIPE_PLANTED") or "null")
 
 
 class _ChangedSource(importlib.machinery.SourceFileLoader):
@@ -28,4 +28,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _ChangedSource(fullname, file), origin=file)
 
 
-sys.meta_path.insert(0, _Finder())
+if _PLANTED is not None:
+    sys.meta_path.insert(0, _Finder())
