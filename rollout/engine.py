@@ -72,9 +72,12 @@ class Engine:
         """Device memory that others may take while this engine starts; ask before that."""
         return kv_memory.room_beside_bytes(replace(self._setup, model_path=str(model_folder(self._setup.model_path))))
 
-    async def start(self) -> EngineHealth:
+    async def start(self, room_bytes: float) -> EngineHealth:
         """Loads the model, and warms up where that is asked for. Raises an RlpipeError with one sentence; nothing is
-        left behind then."""
+        left behind then.
+
+        room_bytes: what `room_beside_bytes` answered, so that it has: nothing else is answered while SGLang starts.
+        """
         begin = time.perf_counter()
         setup = self._setup = checked_setup(self._setup)
         prepare_process(setup)

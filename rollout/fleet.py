@@ -53,7 +53,9 @@ class RunningEngine:
         # Asked for first: an engine that hangs while it starts cannot answer, and its stack is wanted then.
         self.address_reference = self.actor.address.remote()
         self.room_reference = self.actor.room_beside_bytes.remote()
-        self.start_reference = self.actor.start.remote()
+        # Ray begins what has an answer as its argument only once that is there: later none comes before the engine has
+        # started.
+        self.start_reference = self.actor.start.remote(self.room_reference)
 
     @property
     def index(self) -> int:

@@ -69,11 +69,8 @@ def _built_beside(pool: "RolloutPool", actor: "ActorGroup", wanted_bytes: int) -
     """Where engines leave room for it: their pools have sizes of their own then, whatever they find free."""
     room = pool.room_beside_bytes()
     fits = wanted_bytes <= room
-    there = "all that it asks for" if math.isinf(room) else f"{room / 1e9:.1f} GB"
-    note = (
-        f"the actor is built {'beside' if fits else 'after'} the engines: it takes up to {wanted_bytes / 1e9:.1f} GB, "
-        f"and they leave {there}"
-    )
+    there = "" if math.isinf(room) else f": it takes up to {wanted_bytes / 1e9:.1f} GB, and they leave {room / 1e9:.1f}"
+    note = f"the actor is built {'beside' if fits else 'after'} the engines{there}"
     return Colocated(pool, actor, beside=fits, notes=(note,))
 
 

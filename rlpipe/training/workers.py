@@ -126,12 +126,14 @@ def open_workers(
             memory_sharing = open_memory_sharing(config, pool, actor)
             if not memory_sharing.beside:
                 memory_sharing.give_device_to_actor()
+        for note in memory_sharing.notes:
+            console.say(note)
         with clock.task("actor", "starting the actor"):
             actor.join()
         if memory_sharing.beside:
             with clock.task("engines", "waiting for the engines"):
                 memory_sharing.give_device_to_actor()
-        for note in (*memory_sharing.notes, *actor.notes):
+        for note in actor.notes:
             console.say(note)
         with clock.task("warm_up", "warming up kernels"):
             warm_up_actor(config, actor, algorithm)
