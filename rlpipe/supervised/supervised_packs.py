@@ -1,5 +1,6 @@
 """Packs of a supervised step."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,10 +19,20 @@ def supervised_packs(
     cost: CostModel,
     wrapped: bool = False,
 ) -> TrainingPacks:
-    """One optimizer step over `sequences`; the loss is the mean over all trained tokens."""
+    """One optimizer step over `sequences`; the loss is the mean over all trained tokens. A sequence may be there more
+    than once: an epoch may end, and the next begin, within a step."""
     limits = PackLimits.training(actor)
-    laid = list(wrap(sequences, limits.capacity_tokens)) if wrapped else sequences
+    named = list(_named_apart(sequences))
+    laid = list(wrap(named, limits.capacity_tokens)) if wrapped else named
     return pack_sequences(laid, limits, data_parallel=data_parallel, cost=cost)
+
+
+def _named_apart(sequences: Sequence[TrainingSequence]) -> Iterator[TrainingSequence]:
+    times: Counter[str] = Counter()
+    for sequence in sequences:
+        times[sequence.sequence_id] += 1
+        number = times[sequence.sequence_id]
+        yield sequence if number == 1 else replace(sequence, sequence_id=f"{sequence.sequence_id}@{number}")
 
 
 def wrap(sequences: Sequence[TrainingSequence], capacity_tokens: int) -> Iterator[TrainingSequence]:

@@ -91,3 +91,17 @@ def test_the_loss_weights_of_a_supervised_step_sum_to_one():
         )
         weights = [float(pack.loss_weights.sum()) for rank in packs.ranks for step in rank for pack in step]
         assert sum(weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_in_which_an_epoch_ends_may_hold_an_example_more_than_once(wrapped):
+    sequences = [supervised_sequence(f"s{i}", [1, 2], [3] * n) for i, n in enumerate((5, 9, 3))]
+    actor = ActorConfig(max_tokens_per_gpu=16)
+    thrice = [*sequences, *sequences[::-1], *sequences]
+    packs = supervised_packs(
+        thrice, actor, data_parallel=1, cost=lambda lengths: lengths.astype(float), wrapped=wrapped
+    )
+    laid = [pack for rank in packs.ranks for step in rank for pack in step]
+    names = [name for pack in laid for name in pack.sample_ids]
+    assert len(set(names)) == len(names) >= len(thrice)
+    assert sum(sum(pack.lengths_tokens) for pack in laid) == sum(one.tokens for one in thrice)
