@@ -1,5 +1,6 @@
 """Lengths of an iteration's responses and how fast engines wrote them: what the tail cost, and what a replay needs."""
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,8 +112,9 @@ def tail_metrics(spans: Sequence[ResponseSpan], shape: RolloutShape) -> dict[str
 
 def measured_pace(spans: Sequence[ResponseSpan], running: int) -> Pace:
     """The line through each response's seconds a token over the mean number of responses that its engine ran while its
-    tokens were written. Which is a mean over tokens, so it depends on the pace, and both are found in turns. Where the
-    responses do not tell both numbers, seconds do not depend on how many there are. Some engines tell it for all.
+    tokens were written: up to `running` of those that it was handed. Which is a mean over tokens, so it depends on the
+    pace, and both are found in turns. Where the responses do not tell both numbers, seconds do not depend on how many
+    there are. Some engines tell it for all.
     """
     by_engine: dict[int, list[ResponseSpan]] = {}
     for span in spans:
@@ -141,10 +143,11 @@ class _EngineTimes:
     @classmethod
     def of(cls, spans: Sequence[ResponseSpan], running: int) -> Self:
         begin, end = _times(spans)
+        begin = _started(begin, end, running)
         times, in_flight = _occupancy(begin, end)
         tokens = np.array([span.tokens for span in spans], dtype=np.float64)
         told = (tokens > 0) & (end > begin)
-        return cls(times, np.clip(in_flight, 1, running).astype(float), begin[told], end[told], tokens[told])
+        return cls(times, np.maximum(in_flight, 1).astype(float), begin[told], end[told], tokens[told])
 
     @property
     def seconds(self) -> Floats:
@@ -176,6 +179,17 @@ def _line(beside: Floats, seconds: Floats, tokens: Floats) -> Pace:
 
 def _times(spans: Sequence[ResponseSpan]) -> tuple[Floats, Floats]:
     return np.array([span.begin for span in spans]), np.array([span.end for span in spans])
+
+
+def _started(begin: Floats, end: Floats, running: int) -> Floats:
+    """When each was begun by an engine that is handed more than it runs: in their order, as others end. Which of those
+    that were handed over together comes first is not known; those that ended first are taken to."""
+    started, ends = begin.copy(), list[float]()
+    for index in np.lexsort((end, begin)):
+        if len(ends) == running:
+            started[index] = max(begin[index], heapq.heappop(ends))
+        heapq.heappush(ends, float(end[index]))
+    return started
 
 
 def _occupancy(begin: Floats, end: Floats) -> tuple[Floats, NDArray[np.int64]]:

@@ -119,6 +119,16 @@ def test_the_pace_of_engines_is_read_off_their_responses():
     assert measured_pace([ResponseSpan("r", 0, 0.0, 1.0, 0)], running=4) == Pace(0.0, 0.0)
 
 
+def test_what_an_engine_was_handed_and_does_not_run_yet_is_no_part_of_its_pace():
+    """Two run at a time, two wait in the engine, as many seconds again as they run."""
+    pace, spans, time = Pace(0.2, 0.1), [], 0.0
+    for length in (40, 40, 40):
+        taken, begin = length * pace.seconds(2), max(0.0, time - 40 * pace.seconds(2))
+        time += taken
+        spans += [ResponseSpan(f"{time} {one}", 0, begin, time, length) for one in range(2)]
+    assert measured_pace(spans, running=2).seconds(2) == pytest.approx(pace.seconds(2))
+
+
 def test_the_longest_response_is_not_begun_last():
     """By arrival one slot writes 1 + 6 tokens while the other waits."""
     lengths = record((1,), (1,), (6,))
