@@ -134,7 +134,8 @@ class Dispatcher:
 
 
 class _Queue:
-    """Requests in the order in which they are handed out: those that came back, then the longest, then the first."""
+    """Requests in the order in which they are handed out: those that came back, then the longest, then the first; spare
+    ones behind all others, in the same order."""
 
     def __init__(self, longest_first: bool) -> None:
         self._longest_first = longest_first
@@ -148,7 +149,7 @@ class _Queue:
     def add(self, request: GenerateRequest) -> None:
         known = request.expected_tokens if self._longest_first else None
         length = math.inf if known is None else known
-        heapq.heappush(self._heap, (0, -length, next(self._arrivals), request))
+        heapq.heappush(self._heap, (int(request.spare), -length, next(self._arrivals), request))
 
     def put_back(self, request: GenerateRequest) -> None:
         """Before all others."""

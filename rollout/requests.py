@@ -87,7 +87,8 @@ def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
 class GenerateRequest:
     """One response to generate, or to go on with: `partial` counts within `sampling.max_new_tokens`.
 
-    `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait.
+    `request_id` is unique among the requests that are not answered yet. `urgent` ones go before all that wait, `spare`
+    ones, which may never be needed, behind them.
 
     `conversation_id`: turns of one conversation, each with the tokens of those before in its prompt, go to the engine
     that has them in its cache. `group_id`: requests with one prompt share an engine; "" for none. `expected_tokens`: of
@@ -101,6 +102,7 @@ class GenerateRequest:
     seed: int
     partial: PartialResponse = PartialResponse()
     urgent: bool = False
+    spare: bool = False
     conversation_id: str = ""
     group_id: str = ""
     expected_tokens: int | None = None

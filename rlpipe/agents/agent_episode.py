@@ -319,6 +319,7 @@ class AgentEpisode:
                 sampling=self.request.sampling.limited(limit, wanted.stop),
                 seed=self._seeds.seed(*read, first + index, wanted.seed),
                 urgent=self.request.urgent,
+                spare=self.request.spare,
                 conversation_id=self.request.sample_id,
                 group_id=self.request.group_id,
             )

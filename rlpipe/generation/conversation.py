@@ -252,6 +252,7 @@ class Conversation:
             seed=self._next_seed(prompt_ids),
             partial=partial,
             urgent=self._prompt_request.urgent,
+            spare=self._prompt_request.spare,
             conversation_id=self._prompt_request.sample_id,
             group_id=self._prompt_request.group_id,
             expected_tokens=expected_rest(self._prompt_request.expected_tokens, len(partial.token_ids)),

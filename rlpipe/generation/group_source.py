@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.generation.filters import GroupFilter, drop_reason
@@ -37,10 +37,12 @@ TakeGroup = Callable[[], tuple[int, list[PromptRequest]]]
 @dataclass
 class Group:
     """The requests to one prompt and their episodes so far, with the tokens that the policy wrote in each. `number`
-    counts prompts since the run began."""
+    counts prompts since the run began. `spare`: more were begun than an iteration needs, and this is one of the rest.
+    """
 
     number: int
     requests: list[PromptRequest]
+    spare: bool = False
     episodes: dict[str, Episode] = field(default_factory=dict)
     partial: dict[str, PartialResponse] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -207,28 +209,30 @@ class GroupSource:
         return iteration if self._in_order else 0
 
     def _open(self, iteration: int) -> None:
-        """Begin the groups of `iteration`; those that wait to go on come first."""
+        """Begin the groups of `iteration`; those that wait to go on come first. What oversampling begins beyond the
+        wanted ones gets the room that these leave: in one order with them, the shortest would never be begun."""
         self._opened = iteration
         quota = self._quotas.setdefault(self._key(iteration), _Quota())
         quota.wanted += self._config.prompts_per_iteration
-        target = math.ceil(self._config.prompts_per_iteration * self._config.oversampling)
-        while self._waiting and target:
-            self._go_on(self._waiting.pop(0), quota)
-            target -= 1
-        for _ in range(target):
-            self._begin(quota)
+        for place in range(math.ceil(self._config.prompts_per_iteration * self._config.oversampling)):
+            spare = place >= self._config.prompts_per_iteration
+            if self._waiting:
+                self._go_on(self._waiting.pop(0), quota, spare)
+            else:
+                self._begin(quota, spare)
 
-    def _begin(self, quota: _Quota) -> None:
+    def _begin(self, quota: _Quota, spare: bool = False) -> None:
         number, requests = self._take_group()
         quota.started += 1
         self._counts["groups_started"] += 1
-        self._start(Group(number, requests), quota)
+        self._start(Group(number, requests, spare), quota)
 
-    def _go_on(self, group: Group, quota: _Quota) -> None:
+    def _go_on(self, group: Group, quota: _Quota, spare: bool) -> None:
         oldest = group.oldest_version
         if oldest is not None and self._version - oldest > self._config.max_staleness:
             self._counts["samples_restarted"] += len(group.requests)
             group = Group(group.number, group.requests)
+        group.spare = spare
         self._counts["samples_continued"] += len(group.partial)
         quota.started += 1
         self._start(group, quota)
@@ -265,7 +269,7 @@ class GroupSource:
 
     async def _one(self, group: Group, request: PromptRequest, partial: PartialResponse) -> None:
         with self._meter.generating():
-            responded = await self._respond(request, partial)
+            responded = await self._respond(replace(request, spare=group.spare), partial)
         episode = responded.episode
         if episode is None:
             group.partial[request.sample_id] = responded.partial

@@ -12,7 +12,7 @@ class PromptRequest:
     """One response that is wanted. The sample id alone, with the run's seed, decides its random numbers; those
     of later turns also depend on the tokens before them (`ResponseSeeds`).
 
-    expected_tokens: of the response, as far as the past tells.
+    expected_tokens: of the response, as far as the past tells. spare: others are to be answered first.
     """
 
     sample_id: str
@@ -20,6 +20,7 @@ class PromptRequest:
     prompt: Prompt
     sampling: SamplingParameters
     urgent: bool = False
+    spare: bool = False
     expected_tokens: int | None = None
 
 

@@ -28,6 +28,7 @@ class Policy:
         self.began_with: dict[str, PartialResponse] = {}
         self.aborted = False
         self.running = 0
+        self.spare: set[str] = set()
 
     def source(self, **settings) -> GroupSource:
         config = RolloutConfig(**{"prompts_per_iteration": 2, "samples_per_prompt": 2} | settings)
@@ -42,6 +43,7 @@ class Policy:
 
     async def respond(self, request, partial):
         self.asked.append(request.sample_id)
+        self.spare |= {request.group_id} if request.spare else set()
         self.began_with[request.sample_id] = partial
         self.running += 1
         try:
@@ -159,6 +161,7 @@ def test_oversampled_groups_are_aborted_and_counted():
     batch = asyncio.run(source.take(1, 0))
     assert groups_of(batch) == ["1", "2"]
     assert batch.metrics["rollout/groups_dropped_aborted_count"] == 1
+    assert policy.spare == {"2"}
 
 
 def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_their_tokens():
@@ -173,6 +176,7 @@ def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_thei
 
     first, unfinished, second = asyncio.run(run())
     assert (groups_of(first), unfinished) == (["1", "2"], [0])
+    assert policy.spare == {"2", "4"}  # the unfinished one is needed now
     assert "0" in groups_of(second)
     continued = next(sample for sample in second.samples if sample.sample_id == "0-001")
     assert continued.versions == (VersionSpan(0, 1), VersionSpan(1, 3))

@@ -73,6 +73,21 @@ def test_the_longest_go_first_and_unknown_ones_before_them(longest_first, order)
     assert "".join(one.request_id for one in dispatcher.assign()[0]) == order[3:] + "f"
 
 
+def test_spare_requests_wait_for_all_others_however_long_they_are():
+    dispatcher = Dispatcher(1, 8)
+    for name, spare, tokens in [("a", True, 9), ("b", False, 1), ("c", True, None), ("d", False, 5)]:
+        dispatcher.add(GenerateRequest(name, (1,), SamplingParameters(20), 0, spare=spare, expected_tokens=tokens))
+    assert "".join(one.request_id for one in dispatcher.assign()[0]) == "dbca"
+
+
+def test_oversampling_neither_waits_for_spare_prompts_nor_trains_the_longest_alone():
+    """In one order with the others, the longest of all would be begun first, and the shortest be thrown away."""
+    lengths = [record((4,), (1,), (2,), (9,), (8,), (7,), shape=SHAPE)] * 4
+    plain, oversampled = replay(lengths, LONGEST), replay(lengths, Setting(oversampling=2.0))
+    assert oversampled.trained_tokens <= plain.trained_tokens
+    assert oversampled.seconds <= plain.seconds
+
+
 def test_loads_count_what_is_expected():
     dispatcher = Dispatcher(2, 8)
     for name, tokens in (("a", 90), ("b", 30), ("c", 30), ("d", 30)):

@@ -153,7 +153,9 @@ class _Rollouts:
         begun += islice(self._groups, target - len(begun))
         self._dropped += sum(group.begin(self._shape.max_staleness) for group in begun)
         responses = [_Response(group, index) for group in begun for index in range(len(group.written))]
-        waiting = deque(sorted((one for one in responses if one.rest), key=lambda one: one.key(self._setting)))
+        needed = set(begun[: self._shape.wanted])  # the others get the room that these leave
+        order = sorted((one for one in responses if one.rest), key=lambda one: one.key(self._setting))
+        waiting = deque(sorted(order, key=lambda one: one.group not in needed))
         whole = room(self._shape, len(waiting))
         finished = [group for group in begun if not group.missing]
         seconds = 0.0
