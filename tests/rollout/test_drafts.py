@@ -206,9 +206,10 @@ def test_auto_takes_what_is_faster_at_each_batch_size():
     assert 3 in gains.run(4, 3000)[100:] and 0 in gains.run(4, 3000)  # the other is tried again now and then
 
 
-def test_an_interruption_is_no_measurement():
+@pytest.mark.parametrize("passes", [5, 20])  # 5: before the first that is measured
+def test_an_interruption_is_no_measurement(passes):
     engine = Engine({0: 0.010, 3: 0.015}, kept=2)
-    engine.run(4, 20)
+    engine.run(4, passes)
     engine.now += 60.0  # an update of weights
     assert set(engine.run(4, 100)[80:]) == {3}
 
