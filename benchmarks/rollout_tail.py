@@ -56,7 +56,7 @@ COLUMNS = ("seconds", "at one pace", "replayed", "room lost", "replayed", "train
 
 def main() -> None:
     recorded: list[ResponseRecord] = []
-    print(" " * 41 + "".join(f"{column:>15}" for column in COLUMNS))
+    print(f"{'setting':41}" + "".join(f"{column:>15}" for column in COLUMNS))
     for name, setting in COMPARED.items():
         with tempfile.TemporaryDirectory() as folder:
             rows = train(
