@@ -1,5 +1,6 @@
 """A second engine elsewhere gives the same answers; one that dies says so; nothing is left behind."""
 
+import math
 import os
 import signal
 from contextlib import suppress
@@ -48,6 +49,7 @@ def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and
     config = config.model_copy(update={"fault": FaultConfig(engine_restarts=0)})
     pool = RolloutPool.start(config, dense_folder, log_directory=str(tmp_path))
     try:
+        assert pool.room_beside_bytes() == math.inf and not pool.up()  # before it starts, which takes its event loop
         (health,) = pool.wait_until_ready()
         assert health.start_seconds["warm_up"] > 0.1
         (usage,) = pool.take_usage()
