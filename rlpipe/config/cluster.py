@@ -82,7 +82,8 @@ class SpeedsConfig(Section):
     """The same for keys and values. Of SGLang's Triton kernels; FlashAttention-3 may reach more."""
 
     verifying_share_of_bandwidth: float = Field(0.03, gt=0, le=1)
-    """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads."""
+    """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads. Of one
+    profile."""
 
     decoding_step_seconds: float = Field(0.0015, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
@@ -91,7 +92,8 @@ class SpeedsConfig(Section):
     """The same for each request that runs: its token, its log-probability, handing them out."""
 
     drafting_step_seconds: float = Field(0.0029, ge=0)
-    """Of the host beside that, where drafts are made and verified."""
+    """Of the host beside that, where drafts are made and verified. Fitted to the one recorded run
+    (benchmarks/results/rollout_drafts.cuda.json)."""
 
     all_reduce_seconds: float = Field(1.5e-5, ge=0)
     """Of one small all-reduce between GPUs of an engine that spans several, beside its bytes; two a layer and step. An

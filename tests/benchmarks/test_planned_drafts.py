@@ -1,4 +1,4 @@
-"""What drafts must bring by the model of `rlpipe plan`, beside what they did in the recorded run."""
+"""What drafts must bring by the model of `rlpipe plan`, beside the recorded run that its speeds are fitted to."""
 
 import json
 import re
@@ -17,7 +17,7 @@ ROW = re.compile(r"^ +(?P<requests>\d+)  mtp +[\d,]+ +(?P<ratio>[\d.]+) +(?P<tok
 STEPS = 3
 
 
-def test_the_recorded_break_even_is_planned_within_a_fifth(tmp_path, monkeypatch):
+def test_the_model_still_gives_the_recorded_break_even_within_a_fifth(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from layer_shapes import hybrid_config
 
