@@ -138,12 +138,12 @@ def test_an_engine_that_starts_while_weights_are_sent_awaits_them():
 
 def _engine(index: int) -> RunningEngine:
     class Silent:
-        """Stands for an actor: the fleet asks it for nothing but these two."""
+        """Stands for an actor: the fleet asks it for nothing but these three."""
 
         class address:
-            remote = staticmethod(lambda: None)
+            remote = staticmethod(lambda *arguments: None)
 
-        start = address
+        start = room_beside_bytes = address
 
     setup = EngineSetup(index, "m", "cpu", EngineConfig(), 64, False, False, 0, f"abce{index}", "log")
     return RunningEngine(setup, Silent)
