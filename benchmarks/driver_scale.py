@@ -203,7 +203,8 @@ def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
             yield answer(batch[begin : begin + AT_ONCE])
 
     remote = SimpleNamespace(remote=lambda *_: None)
-    actor = SimpleNamespace(generate=SimpleNamespace(remote=answers), address=remote, start=remote)
+    generate = SimpleNamespace(remote=answers)
+    actor = SimpleNamespace(generate=generate, address=remote, start=remote, room_beside_bytes=remote)
     setup: Any = SimpleNamespace(index=index, log_path="none")
     return RunningEngine(setup, actor, state=EngineState.SERVING)
 

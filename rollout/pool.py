@@ -102,7 +102,7 @@ class RolloutPool:
             raise_if_requested()
             self._fleet.check()  # also the end of a start that is late
         try:
-            return min(ray.get(references))
+            return min(ray.get(references, timeout=_LOOK_EVERY_SECONDS))
         except ray.exceptions.RayError:
             return 0
 

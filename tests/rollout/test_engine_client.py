@@ -18,7 +18,7 @@ class _StandIn:
     def __init__(self, index: int) -> None:
         self.index, self.held, self.most = index, 0, 0
         self.generate = SimpleNamespace(remote=self._answers)
-        self.address = self.start = SimpleNamespace(remote=lambda: None)
+        self.address = self.start = self.room_beside_bytes = SimpleNamespace(remote=lambda *given: None)
 
     async def _answers(self, batch):
         self.held += len(batch)
