@@ -56,7 +56,7 @@ class Row:
 
 ROWS = [
     *(Row(f"{phase} s", f"time/{phase}_seconds", phase) for phase in _PHASES),
-    Row("forward + backward s", "forward_backward", "forward_backward"),
+    Row("passes and exchange s", "forward_backward", "forward_backward"),
     Row("rollout tokens/s", "perf/rollout_tokens_per_second", "rollout_tokens_per_second", form=",.0f"),
     Row("rollout tokens/s/GPU", "perf/rollout_tokens_per_gpu_per_second", form=",.0f"),
     Row("tokens of a response", "rollout/response_tokens_mean", form=",.0f"),
@@ -275,7 +275,7 @@ def take_rows(run: Run, folder: Path) -> bool:
 def derived(row: dict[str, float], run: Run) -> dict[str, float]:
     """With the figures that are made of others."""
     used = row["memory/host_used_bytes"] - run.host_before_bytes
-    passes = row["time/forward_seconds"] + row["time/backward_seconds"]
+    passes = sum(row[f"time/{phase}_seconds"] for phase in ("forward", "backward", "exchange"))
     return row | {"forward_backward": passes, "host_used_by_run": used}
 
 

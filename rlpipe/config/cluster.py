@@ -72,8 +72,9 @@ class SpeedsConfig(Section):
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
-    exchanging_share: float = Field(0.5, gt=0, le=1)
-    """Of that, where ranks exchange activations (TP, CP, EP or PP above 1). An assumption until it is measured."""
+    exchanging_share: float = Field(0.7, gt=0, le=1)
+    """Of that, where ranks exchange activations (TP, CP, EP or PP above 1): measured with two GPUs that share sequences
+    and experts, for other layouts an assumption."""
 
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
