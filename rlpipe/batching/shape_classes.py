@@ -10,12 +10,16 @@ from rlpipe.shared.pack import Pack
 _FEW = (1, 2, 3)
 _MANY = 16
 _LEAST_TOKENS = 2048
+# What the last pack of an update may be left with. A norm's gradient over few rows is another kernel: seen on an H200
+# with 786 tokens, and not with 1,497. Rows of a norm of heads are tokens times heads, so that fewer are met, too.
+_SMALL_TOKENS = (768, 48)
 # Triton compiles a kernel once for integer arguments that are multiples of this, and once for others.
 _TRITON_MULTIPLE = 16
 
 
 def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
-    """Packs of one, two, three and many sequences; those of many have every length class, the largest pack first.
+    """Packs of one, two, three and many sequences; those of many have every length class, the largest pack first. Then
+    come small packs of one sequence.
 
     FlashQLA's block size follows from the number of sequences, and Triton has a variant of a kernel that takes the
     tokens of a pack for those that are a multiple of 16, unless it is told not to. Length classes are halves of the
@@ -29,6 +33,7 @@ def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
     uneven = _uneven_tokens(lengths[-1], limits)
     if uneven and not any(_padded_tokens(shape, limits) % _TRITON_MULTIPLE for shape in shapes):
         shapes.append([uneven])
+    shapes += [shape for tokens in _SMALL_TOKENS if tokens < lengths[-1] for shape in _small(tokens, limits)]
     return [_pack(shape, limits, vocabulary, generator) for shape in shapes]
 
 
@@ -50,6 +55,12 @@ def _uneven_tokens(tokens: int, limits: PackLimits) -> int:
     """The most tokens of a pack below `tokens` that are no multiple of 16; 0 where every pack has one."""
     largest = (tokens - 1) // limits.pack_multiple * limits.pack_multiple
     return next((one for one in (largest, largest - limits.pack_multiple) if one > 0 and one % _TRITON_MULTIPLE), 0)
+
+
+def _small(tokens: int, limits: PackLimits) -> list[list[int]]:
+    """Packs of about `tokens` tokens, a multiple of 16 and, where there are such, none."""
+    uneven = _uneven_tokens(tokens, limits)
+    return [_equal(tokens, 1, limits), *([[uneven]] if uneven else [])]
 
 
 def _padded_tokens(lengths: list[int], limits: PackLimits) -> int:

@@ -10,12 +10,20 @@ from rlpipe.config.actor import ActorConfig
 
 
 def test_warm_up_packs_have_one_two_three_and_many_sequences_and_every_length_class():
-    packs = shape_class_packs(PackLimits(budget_tokens=16384), vocabulary=50)
+    packs = shape_class_packs(PackLimits(budget_tokens=16384), vocabulary=50)[:7]
     assert [len(pack.sample_ids) for pack in packs] == [16, 16, 16, 16, 1, 2, 3]
     assert [pack.padded_tokens for pack in packs] == [16384, 8192, 4096, 2048, 2048, 2048, 2046]
     assert len(np.unique(packs[0].token_ids)) == 50
     for pack in packs:
         assert pack.loss_weights.sum() == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "small"), [(16384, [768, 767, 48, 47]), (1000, [768, 767, 48, 47]), (700, [48, 47])]
+)
+def test_the_warm_up_ends_with_small_packs_such_as_an_update_may_be_left_with(budget, small):
+    packs = shape_class_packs(PackLimits(budget), vocabulary=10)
+    assert [pack.padded_tokens for pack in packs if len(pack.sample_ids) == 1][1:] == small
 
 
 @pytest.mark.parametrize("budget", [8, 48, 8192])
