@@ -19,7 +19,7 @@ from rlpipe.config.root import Config
 from rlpipe.jit_monitor import worker_caches
 from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.guarded_port import Endpoint
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import Pack, PackFrame
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
 from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
@@ -107,7 +107,15 @@ class ActorGroup:
         parts = self._all("take_start_seconds", seconds)
         self.start_seconds = {part: max(one[part] for one in parts) for part in parts[0]}
 
-    def train(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> TrainReport:
+    def train(
+        self, packs_by_data_rank: Sequence[Sequence[Sequence[PackFrame]]], algorithm: AlgorithmConfig
+    ) -> TrainReport:
+        """`begin_train`, and its result."""
+        return self.begin_train(packs_by_data_rank, algorithm).result()
+
+    def begin_train(
+        self, packs_by_data_rank: Sequence[Sequence[Sequence[PackFrame]]], algorithm: AlgorithmConfig
+    ) -> Pending[TrainReport]:
         """One optimizer step per entry of `packs_by_data_rank[data_rank]`.
 
         Raises:
@@ -116,13 +124,18 @@ class ActorGroup:
         """
         self._check_steps(packs_by_data_rank, algorithm)
         references = self._by_data_rank("train", packs_by_data_rank, algorithm)
-        reports: list[RankTrainReport] = self._gather(references, self._config.deadlines.train_seconds, "train")
-        report = _merge(reports, self.layout)
-        self._check_skipped(reports[0], report)
-        return report
+        self._answering = False  # until the result is there: whoever stops before that does not wait
+
+        def report() -> TrainReport:
+            reports: list[RankTrainReport] = self._gather(references, self._config.deadlines.train_seconds, "train")
+            merged = _merge(reports, self.layout)
+            self._check_skipped(reports[0], merged)
+            return merged
+
+        return Pending(report)
 
     def logprobs(
-        self, packs_by_data_rank: Sequence[Sequence[Pack]], which: Literal["policy", "reference"] = "policy"
+        self, packs_by_data_rank: Sequence[Sequence[PackFrame]], which: Literal["policy", "reference"] = "policy"
     ) -> list[list[NDArray[np.float32]]]:
         """Log-probabilities of the trained tokens, float32 [T] per pack and 0 where `loss_mask` is 0."""
         self.layout.check_packs(packs_by_data_rank, f"{which} log-probabilities")
@@ -258,7 +271,9 @@ class ActorGroup:
             raise ActorLostError(f"start: a process of the actor died ({reason_of(error)})") from None
         self._gather(self._importing, seconds, "start")
 
-    def _check_steps(self, packs_by_data_rank: Sequence[Sequence[Sequence[Pack]]], algorithm: AlgorithmConfig) -> None:
+    def _check_steps(
+        self, packs_by_data_rank: Sequence[Sequence[Sequence[PackFrame]]], algorithm: AlgorithmConfig
+    ) -> None:
         counts = [len(steps) for steps in packs_by_data_rank]
         if not counts or min(counts) != max(counts) or not counts[0]:
             raise ActorError(

@@ -47,7 +47,7 @@ from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import Pack, PackFrame
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
@@ -142,10 +142,10 @@ class ActorWorker:
         self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
         return () if self._gdn is None else (self._gdn.note,)
 
-    def train(self, steps: Sequence[Sequence[Pack]], algorithm: AlgorithmConfig) -> RankTrainReport:
+    def train(self, steps: Sequence[Sequence[PackFrame]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
         with self._monitor.step(self._iteration, "train"):
-            report = self._trainer.train(steps, algorithm)
+            report = self._trainer.train([[pack.laid_out() for pack in packs] for packs in steps], algorithm)
         self._memory.look()
         return report
 
@@ -153,10 +153,10 @@ class ActorWorker:
         if self._config.jit.warms_up(torch.cuda.is_available()):
             warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
 
-    def logprobs(self, packs: Sequence[Pack], which: Which) -> list[NDArray[np.float32]]:
+    def logprobs(self, packs: Sequence[PackFrame], which: Which) -> list[NDArray[np.float32]]:
         part = "ref_logprob" if which == "reference" else "old_logprob"
         with self._clock.part(part), self._monitor.step(self._iteration, part):
-            return self._trainer.logprobs(packs, which)
+            return self._trainer.logprobs([pack.laid_out() for pack in packs], which)
 
     def set_reference(self) -> None:
         self._checkpointer.finish()

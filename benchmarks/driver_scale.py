@@ -2,10 +2,10 @@
 
     python benchmarks/driver_scale.py [--samples 65536 262144 1048576] [--response-tokens 32]
 
-Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with tokens made
-before, graders are left out, and GPUs are logical resources of a local Ray cluster. So the seconds are those in which
-the driver is busy: those of the rollout pass beside the engines' own, for the others GPUs wait. Each size runs in a
-process of its own.
+Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with pickled
+responses made before, graders are left out, a buffer of this process stands for Ray's store, and GPUs are logical
+resources of a local Ray cluster. So the seconds are those in which the driver is busy: those of the rollout pass beside
+the engines' own, those of metrics beside the actor's, for the others GPUs wait. Each size runs in a process of its own.
 
 "us a sample" has to stay the same as samples grow. A response here is short, so that a million of them fit into memory;
 what each further token of it costs tells what responses as long as the recipe allows cost, beside the seconds that
@@ -15,6 +15,7 @@ what each further token of it costs tells what responses as long as the recipe a
 import argparse
 import asyncio
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -44,6 +47,8 @@ from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.model.config_file import read_config
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.number_arrays import Logprobs, TokenIds
+from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Episode, Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.training.placement import placements
 from rlpipe.training.ray_cluster import ray_cluster
@@ -55,7 +60,7 @@ from rollout.requests import GenerateRequest, Generation, SamplingParameters
 
 GPUS, NODE_GPUS, GROUP, AT_ONCE = 4096, 8, 8, 8
 RECIPE = "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
-PARTS = ("rollout", "metrics", "advantage", "pack")
+PARTS = ("rollout", "metrics", "advantage", "pack", "send")
 
 
 def main() -> None:
@@ -112,10 +117,11 @@ def beside_a_step(samples: int, one: dict[str, float], further: dict[str, float]
     limit, step = recipe(samples).rollout.max_response_tokens, planned_step(samples)
     tokens = samples * (limit - response_tokens)
     busy = {name: one[name] + further[name] * tokens for name in PARTS}
-    rest = total(busy) - busy["rollout"]
+    rest = total(busy) - busy["rollout"] - busy["metrics"]
     return (
         f"{samples:9,} samples of {limit:,} tokens, a step of {step:.0f} s: beside the engines {busy['rollout']:.0f} s "
-        f"({busy['rollout'] / step:.1%}), after them {rest:.0f} s ({rest / step:.1%})"
+        f"({busy['rollout'] / step:.1%}), beside the actor {busy['metrics']:.0f} s ({busy['metrics'] / step:.1%}), "
+        f"between them {rest:.1f} s ({rest / step:.1%})"
     )
 
 
@@ -129,7 +135,7 @@ def iteration(samples: int, response_tokens: int) -> dict[str, float]:
     clock.lap("metrics")
     result = compute_advantages(batch, config.algorithm, max_response_tokens=response_tokens)
     clock.lap("advantage")
-    pack_for_training(
+    packs = pack_for_training(
         result.samples,
         PackLimits.training(config.actor),
         data_parallel=config.actor.processes // (config.actor.parallel.tensor * config.actor.parallel.context),
@@ -138,9 +144,26 @@ def iteration(samples: int, response_tokens: int) -> dict[str, float]:
         cost=flops_cost(config.model.path),
     )
     clock.lap("pack")
+    stored_bytes = max(map(store, packs.ranks))
+    clock.lap("send")
+    assert stored_bytes
     tracemalloc.start()
     rollout_metrics(batch, 1)
     return {**clock.seconds, "metrics_bytes": float(tracemalloc.get_traced_memory()[1])}
+
+
+def store(rank: Sequence[Sequence[PackFrame]], into: bytearray = bytearray()) -> int:
+    """The bytes that Ray's store takes of a data-parallel rank's packs: what pickle makes of them and, copied into
+    memory that is there, their arrays."""
+    arrays: list[pickle.PickleBuffer] = []
+    size = len(pickle.dumps(rank, protocol=5, buffer_callback=arrays.append))
+    for array in arrays:
+        content = array.raw()
+        if len(into) < content.nbytes:
+            into.extend(bytes(content.nbytes - len(into)))
+        memoryview(into)[: content.nbytes] = content
+        size += content.nbytes
+    return size
 
 
 class Clock:
@@ -173,7 +196,7 @@ async def generated(config: Config, samples: int, response_tokens: int) -> tuple
 
     async def grade(episode: Episode) -> Episode:
         score = float(hash(episode[0].sample_id) % 2)
-        return tuple(replace(sample, reward=Reward(score, bool(score), "")) for sample in episode)
+        return tuple(sample.changed(reward=Reward(score, bool(score), "")) for sample in episode)
 
     source = GroupSource(config.rollout, take_group, maker.make, grade, [], client.abort, last_iteration=1)
     taking = asyncio.ensure_future(source.take(1, 1))
@@ -187,16 +210,23 @@ async def generated(config: Config, samples: int, response_tokens: int) -> tuple
     return batch.samples, look
 
 
+def response(engine: int, place: int, tokens: int) -> Generation:
+    """Random printable text."""
+    random = np.random.default_rng((engine, place))
+    token_ids = TokenIds(random.integers(65, 91, tokens))
+    logprobs = Logprobs(-random.random(tokens, np.float32))
+    text = bytes(token_ids).decode()
+    return Generation("", token_ids, logprobs, Status.COMPLETED, (VersionSpan(1, tokens),), engine, 1.0, 0, text=text)
+
+
 def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
     """An engine whose Ray actor is no process: it answers as fast as it is asked, AT_ONCE requests together."""
-    tokens, logprobs = tuple(range(65, 65 + response_tokens)), (-0.5,) * response_tokens
-    versions = (VersionSpan(1, response_tokens),)
+    written = [pickle.dumps(response(index, place, response_tokens)) for place in range(AT_ONCE)]
 
     async def answer(batch: Sequence[GenerateRequest]) -> list[Generation]:
         await asyncio.sleep(0)
-        return [
-            Generation(one.request_id, tokens, logprobs, Status.COMPLETED, versions, index, 1.0, 0) for one in batch
-        ]
+        arrived = [pickle.loads(content) for content in written[: len(batch)]]  # nosec B301: made above
+        return [replace(one, request_id=request.request_id) for one, request in zip(arrived, batch, strict=True)]
 
     async def answers(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
         for begin in range(0, len(batch), AT_ONCE):

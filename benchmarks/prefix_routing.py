@@ -128,7 +128,7 @@ async def _converse(client: EngineClient, options: argparse.Namespace) -> None:
         for turn in range(options.turns):
             sampling = SamplingParameters(_NEW_TOKENS, ignore_eos=True)
             request = GenerateRequest(f"{name}.{turn}", text, sampling, sample_seed(0, name), conversation_id=name)
-            text += (await client.generate(request)).token_ids
+            text += tuple((await client.generate(request)).token_ids)
             text += tuple(numbers.randrange(256) for _ in range(_TOOL_TOKENS))
             await asyncio.sleep(numbers.uniform(0, _TOOL_SECONDS))
 

@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+
+from rlpipe.shared.number_arrays import TokenIds, TokenLogprobs, Tokens
 from rlpipe.shared.sample import Status
 from rollout.requests import GenerateRequest, Generation
 
@@ -23,7 +26,7 @@ def why_unusable(request: GenerateRequest, answer: Generation) -> str | None:
     kept = min(tokens, begun)
     if answer.token_ids[:kept] != request.partial.token_ids[:kept]:
         return "other tokens than those that it was to go on from"
-    if not set(map(type, answer.token_ids)) <= {int} or min(answer.token_ids, default=0) < 0:
+    if not _are_token_ids(answer.token_ids):
         return "a token that is no token id"
     if not _are_log_probabilities(answer.logprobs):
         unlike = (value for value in answer.logprobs if not (math.isfinite(value) and value <= _ROUNDING_NATS))
@@ -35,7 +38,14 @@ def why_unusable(request: GenerateRequest, answer: Generation) -> str | None:
     return None
 
 
-def _are_log_probabilities(values: tuple[float, ...]) -> bool:
-    """A sum is finite only if all its terms are. Built-in functions over all of them, since the driver does this for
-    every token of a rollout, while the engines may have nothing more to do."""
-    return math.isfinite(sum(values)) and max(values, default=0.0) <= _ROUNDING_NATS
+def _are_token_ids(values: Tokens) -> bool:
+    if isinstance(values, TokenIds):
+        return bool(values.array.min(initial=0) >= 0)
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
+
+
+def _are_log_probabilities(values: TokenLogprobs) -> bool:
+    """A sum is finite only if all its terms are. One operation over all of them, since the driver does this for every
+    token of a rollout, while the engines may have nothing more to do."""
+    found = np.asarray(values, np.float64) if isinstance(values, tuple) else values.array
+    return bool(np.isfinite(found.sum(dtype=np.float64))) and bool(found.max(initial=-np.inf) <= _ROUNDING_NATS)

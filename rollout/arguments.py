@@ -67,7 +67,8 @@ class EngineSetup:
     `warm_up` are kinds of sampling to meet every class of batch with before the engine is ready, () for no warm-up;
     `adapter`: room for one, which updates may bring beside the weights; `restart` counts the engines that were lost in
     its place; `awaits_weights` makes requests wait for an update; `later_turns`: requests come that begin with another
-    one's prompt and response; `reuses_prefixes`: see `Config.reuses_prefixes`.
+    one's prompt and response; `reuses_prefixes`: see `Config.reuses_prefixes`; `with_text`: responses are
+    decoded.
     """
 
     index: int
@@ -91,6 +92,7 @@ class EngineSetup:
     awaits_weights: bool = False
     later_turns: bool = True
     reuses_prefixes: bool = True
+    with_text: bool = False
 
 
 def replacement(setup: EngineSetup, awaits_weights: bool) -> EngineSetup:

@@ -32,6 +32,7 @@ from rollout.requests import (
     Generation,
     WeightReceipt,
 )
+from rollout.response_text import open_tokenizer
 from rollout.responses import ResponseWriter
 from rollout.scheduler_watch import SchedulerWatch
 from rollout.sglang_patches.first_token import FirstToken
@@ -90,7 +91,8 @@ class Engine:
             self._sglang = start_sglang(setup.instance, arguments)
             manager = self._sglang.tokenizer_manager
             self._counters = EngineCounters(manager.get_loads)
-            self._responses = ResponseWriter(self._sglang, setup, self._pause, self._usage)
+            tokenizer = open_tokenizer(setup.model_path) if setup.with_text else None
+            self._responses = ResponseWriter(self._sglang, setup, self._pause, self._usage, tokenizer)
             self._weights = WeightRequests(setup.index, manager, self._watch.call)
             self._memory = MemoryRelease(setup, manager, self._watch)
         except Exception as error:

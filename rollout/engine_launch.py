@@ -30,6 +30,7 @@ def engine_setups(
     placement: Any = None,
     log_directory: str | None = None,
     adapter: EngineAdapter | None = None,
+    with_text: bool = False,
 ) -> list[EngineSetup]:
     """Of all engines of `config`; see `RolloutPool.start`. Raises ConfigError for what no engine on a CPU can do."""
     run = uuid.uuid4().hex[:8]
@@ -40,7 +41,7 @@ def engine_setups(
         _setup(config, index, model_path, device, f"{run}e{index}", log_directory)
         for index in range(config.rollout.engines)
     ]
-    setups = [replace(setup, adapter=adapter) for setup in setups]
+    setups = [replace(setup, adapter=adapter, with_text=with_text) for setup in setups]
     if placement is None:
         return setups
     return [replace(setup, devices=placement.devices_of(setup.index)) for setup in setups]

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass
 
+from rlpipe.shared.number_arrays import TokenLogprobs, Tokens
 from rollout.partial_response import PartialResponse
 
 
@@ -12,8 +13,8 @@ class NewTokens:
 
     request_id: str
     start: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Tokens
+    logprobs: TokenLogprobs
     version: int
 
     def after(self, before: PartialResponse) -> PartialResponse:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.number_arrays import TokenLogprobs, Tokens
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.reported_routes import joined_routes
 
@@ -15,13 +16,13 @@ class PartialResponse:
     `routes` are those of prompt and response, where they are asked for.
     """
 
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    token_ids: Tokens = ()
+    logprobs: TokenLogprobs = ()
     versions: tuple[VersionSpan, ...] = ()
     routes: Routes | None = field(default=None, compare=False)
 
     def extended(
-        self, token_ids: tuple[int, ...], logprobs: tuple[float, ...], version: int, routes: Routes | None = None
+        self, token_ids: Tokens, logprobs: TokenLogprobs, version: int, routes: Routes | None = None
     ) -> "PartialResponse":
         """With more tokens, sampled by weights of `version`; `routes` are those of the whole sequence."""
         return PartialResponse(

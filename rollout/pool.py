@@ -69,6 +69,7 @@ class RolloutPool:
         say: Callable[[str], None] = lambda _: None,
         on_fault: Callable[[Fault], None] = lambda _: None,
         adapter: EngineAdapter | None = None,
+        with_text: bool = False,
     ) -> Self:
         """Starts the engines of `config` in the background; `wait_until_ready` waits for them.
 
@@ -76,8 +77,9 @@ class RolloutPool:
         without it Ray places the engines anywhere, on a CPU. Each engine prints into
         `log_directory/rollout_engine_<index>.log`. `say` gets lines for the user, and `on_fault` every healed engine,
         in another thread. adapter: for which engines keep room, so that updates can bring it apart from the weights.
+        with_text: engines decode their responses; without it who asks for them does.
         """
-        setups = engine_setups(config, model_path, placement, log_directory, adapter)
+        setups = engine_setups(config, model_path, placement, log_directory, adapter, with_text)
         return cls(config, setups, placement, say, on_fault)
 
     def launch(self, setup: EngineSetup) -> RunningEngine:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rollout.healing import NewTokens, Pulse
 from rollout.partial_response import PartialResponse
 
@@ -55,8 +56,8 @@ class Progress:
         if state is None:
             return
         known = one.told - len(begun.token_ids)
-        token_ids = tuple(state.output_ids[known:])
-        logprobs = tuple(state.output_token_logprobs_val[known:])
+        token_ids = TokenIds(state.output_ids[known:])
+        logprobs = Logprobs(state.output_token_logprobs_val[known:])
         if token_ids and len(token_ids) == len(logprobs):
             start, one.told = one.told, one.told + len(token_ids)
             yield NewTokens(one.request_id, start, token_ids, logprobs, version)

@@ -9,6 +9,7 @@ from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.jit_monitor import JitReport
 from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.number_arrays import TokenLogprobs, Tokens
 from rlpipe.shared.phases import Counter, Span
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.partial_response import PartialResponse
@@ -36,6 +37,8 @@ class SamplingParameters:
 
     def limited(self, max_new_tokens: int, stop: tuple[str, ...]) -> "SamplingParameters":
         """The same with another token limit and further stop strings."""
+        if max_new_tokens == self.max_new_tokens and not stop:
+            return self
         return replace(self, max_new_tokens=max_new_tokens, stop=self.stop + stop)
 
     @staticmethod
@@ -129,11 +132,12 @@ class Generation:
     last token. `retractions` counts how often a full KV pool made the engine start the request over. `prompt_tokens`
     were read before the first new token, with what was partial and once more after each interruption; `cached_tokens`
     of them needed no computing. `kept_drafts`: entry k counts the verified passes in which k drafted tokens were kept.
+    `text`: all of `token_ids` decoded, without special tokens; None where the engine was not asked for it.
     """
 
     request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Tokens
+    logprobs: TokenLogprobs
     status: Status
     versions: tuple[VersionSpan, ...]
     engine: int
@@ -143,6 +147,7 @@ class Generation:
     prompt_tokens: int = field(default=0, compare=False)
     cached_tokens: int = field(default=0, compare=False)
     kept_drafts: tuple[int, ...] = field(default=(), compare=False)
+    text: str | None = field(default=None, compare=False)
 
     @property
     def partial(self) -> PartialResponse:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlpipe.shared.errors import EngineFailure, RolloutError
 from rlpipe.shared.expert_routes import Routes
+from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup
@@ -19,6 +20,7 @@ from rollout.pause import GenerationPause
 from rollout.progress import Progress
 from rollout.reported_routes import decoded_routes
 from rollout.requests import GenerateRequest, Generation, SamplingParameters, sglang_sampling
+from rollout.response_text import text_of
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.shared_prompts import SharedPrompts
 from rollout.weights.weight_requests import ADAPTER_NAME
@@ -58,16 +60,19 @@ class _Work:
 
 class ResponseWriter:
     """Of a started SGLang engine. version: of the weights that sample from now on, with_adapter: whether SGLang adds
-    its adapter to them; whoever changes these pauses `pause`.
+    its adapter to them; whoever changes these pauses `pause`. Without `tokenizer` responses have no text.
 
     request_tokens: the longest prompt plus response that SGLang takes. kv_cache_tokens: the size of its pool.
     """
 
-    def __init__(self, sglang: Any, setup: EngineSetup, pause: GenerationPause, usage: UsageClock) -> None:
+    def __init__(
+        self, sglang: Any, setup: EngineSetup, pause: GenerationPause, usage: UsageClock, tokenizer: Any = None
+    ) -> None:
         self._manager = sglang.tokenizer_manager
         self._setup = setup
         self._pause = pause
         self._usage = usage
+        self._tokenizer = tokenizer
         self._batches = RequestBatches(self._manager)
         self._progress = Progress(self._manager.rid_to_state)
         caches = not self._manager.server_args.disable_radix_cache
@@ -129,6 +134,7 @@ class ResponseWriter:
             prompt_tokens=work.prompt_tokens,
             cached_tokens=work.cached_tokens,
             kept_drafts=work.kept_drafts,
+            text=None if self._tokenizer is None else text_of(partial.token_ids, self._tokenizer),
         )
 
     def interrupt(self) -> None:
@@ -192,8 +198,8 @@ class ResponseWriter:
 
         prefilled_tokens: of the prompt, computed for this request before SGLang found them in its cache.
         """
-        meta, token_ids = answer["meta_info"], tuple(answer["output_ids"])
-        logprobs = tuple(entry[0] for entry in meta.get("output_token_logprobs", ()))
+        meta, token_ids = answer["meta_info"], TokenIds(answer["output_ids"])
+        logprobs = Logprobs(entry[0] for entry in meta.get("output_token_logprobs", ()))
         if len(logprobs) != len(token_ids):
             raise EngineFailure(
                 f"engine {self._setup.index}: SGLang answered request {request.request_id!r} with {len(token_ids)} "

@@ -361,7 +361,7 @@ class AgentEpisode:
         if request.response_format is not None and not parsed.tool_calls:
             self._counts["unenforced_formats"] += 1
             self._counts["unfit_responses"] += not request.response_format.fits(parsed.content)
-        name = digest_of([history.hex(), generation.token_ids]).hex()[:12]
+        name = digest_of([history.hex(), tuple(generation.token_ids)]).hex()[:12]
         calls = tuple(
             CalledTool(call.name, call.arguments, f"call_{name}{index}") for index, call in enumerate(parsed.tool_calls)
         )

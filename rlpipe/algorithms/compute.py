@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,8 @@ def compute_advantages(
     needed where `config.kl.placement` is "reward". Raises DataError for no samples, for an episode without a reward or
     with several, and for a reward that is not finite.
     """
-    usable = by_episode(sample for sample in samples if sample.status is not Status.FAILED)
+    whole = [sample for sample in samples if sample.status is not Status.FAILED]
+    usable = by_episode(whole)
     if not usable:
         raise DataError(f"no sample of {len(samples)} can be trained: all failed")
     shaped = [mask_truncated(episode) for episode in usable] if config.overlong.mask_truncated else usable
@@ -104,7 +105,7 @@ def compute_advantages(
             samples=len(result),
             episodes=len(shaped),
             groups=len(sizes),
-            failed_samples=len(by_episode(samples)) - len(usable),
+            failed_samples=len(by_episode(samples)) - len(usable) if len(whole) < len(samples) else 0,
             singleton_groups=int((sizes == 1).sum()),
             short_groups=int((sizes < sizes.max()).sum()),
             equal_reward_groups=int((equal_score_groups(batch.returns, batch.groups) & (sizes > 1)).sum()),
@@ -132,6 +133,8 @@ def _scores(episodes: Sequence[Episode]) -> NDArray[np.float64]:
                     f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score"
                 )
             scores[i] = sample.reward.score
+        if len(episode) == 1:
+            continue
         found = {sample.reward.score for sample in episode if sample.reward}
         if len(found) > 1:
             raise DataError(
@@ -145,7 +148,9 @@ def _length_penalties(
 ) -> NDArray[np.float64]:
     """That of the longest branch."""
     overlong = config.overlong
-    longest = [max(sample.response_tokens for sample in episode) for episode in episodes]
+    if overlong.buffer_tokens == 0 or overlong.penalty == 0:
+        return np.zeros(len(episodes))
+    longest = [max([sample.response_tokens for sample in episode]) for episode in episodes]
     return np.array(
         [overlong.penalty * overlong_penalty(tokens, max_response_tokens, overlong.buffer_tokens) for tokens in longest]
     )
@@ -170,19 +175,19 @@ def _token_penalties(
 
 
 def _mask(episode: Episode) -> NDArray[np.float64]:
-    return np.array([entry for sample in episode for entry in sample.loss_mask], dtype=np.float64)
+    return np.concatenate([np.asarray(sample.loss_mask, np.float64) for sample in episode])
 
 
 def _with_advantage(episodes: Sequence[Episode], advantages: EpisodeAdvantages) -> list[Sample]:
     """`advantage` per sample; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
     if isinstance(advantages, np.ndarray):
         return [
-            replace(sample, advantage=float(value))
-            for episode, value in zip(episodes, advantages, strict=True)
+            sample.changed(advantage=value)
+            for episode, value in zip(episodes, advantages.tolist(), strict=True)
             for sample in episode
         ]
     return [
-        replace(sample, advantage=_mean(own), token_advantages=tuple(own.tolist()))
+        sample.changed(advantage=_mean(own), token_advantages=tuple(own.tolist()))
         for episode, values in zip(episodes, advantages, strict=True)
         for sample, own in zip(
             episode, np.split(values, np.cumsum([one.response_tokens for one in episode])[:-1]), strict=True

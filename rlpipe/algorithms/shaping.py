@@ -1,12 +1,12 @@
 """Changes to rewards and masks before advantages: length penalties and the KL penalty."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.shared.kl import kl_estimate
+from rlpipe.shared.number_arrays import LossMask
 from rlpipe.shared.sample import Episode, Sample, is_truncated
 
 
@@ -25,14 +25,16 @@ def mask_truncated(episode: Episode) -> Episode:
     """Overlong filtering (DAPO, section 3.4): no loss on an episode of which a part was cut off; its score counts."""
     if not is_truncated(episode):
         return episode
-    return tuple(replace(sample, loss_mask=(0,) * sample.response_tokens) for sample in episode)
+    return tuple(sample.changed(loss_mask=LossMask.filled(0, sample.response_tokens)) for sample in episode)
 
 
 def mask_off_policy(sample: Sample, version: int) -> Sample:
     """No loss on tokens that weights other than `version` sampled."""
-    current = [span.version == version for span in sample.versions for _ in range(span.tokens)]
-    mask = tuple(int(trained and here) for trained, here in zip(sample.loss_mask, current, strict=True))
-    return replace(sample, loss_mask=mask)
+    if all(span.version == version for span in sample.versions):
+        return sample
+    spans = [span.tokens for span in sample.versions]
+    current = np.repeat([span.version == version for span in sample.versions], spans)
+    return sample.changed(loss_mask=LossMask(np.asarray(sample.loss_mask, np.int8) * current))
 
 
 def kl_by_sample_of(
@@ -50,7 +52,7 @@ def kl_by_sample_of(
     for sample in samples:
         span = slice(sample.prompt_tokens - 1, sample.total_tokens - 1)
         if policy is None:
-            logprobs = np.array(sample.rollout_logprobs, dtype=np.float32)
+            logprobs = np.asarray(sample.rollout_logprobs, np.float32)
         else:
             logprobs = policy[sample.sample_id][span]
         difference = logprobs.astype(np.float64) - reference[sample.sample_id][span]

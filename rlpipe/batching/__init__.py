@@ -6,7 +6,7 @@ from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.logprobs import attach_logprobs, logprobs_by_sample, response_logprobs
 from rlpipe.batching.pack_plan import CostModel, PackPlan, cost_per_length, plan_packs, proportional_cost
 from rlpipe.batching.pack_report import PackReport, report_on
-from rlpipe.batching.sequences import TrainingSequence, sequence_of, supervised_sequence
+from rlpipe.batching.sequences import TrainingSequence, supervised_sequence
 from rlpipe.batching.training_packs import (
     ForwardPacks,
     TrainingPacks,
@@ -35,7 +35,6 @@ __all__ = [
     "proportional_cost",
     "report_on",
     "response_logprobs",
-    "sequence_of",
     "sequence_weights",
     "supervised_sequence",
 ]

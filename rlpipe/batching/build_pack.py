@@ -1,6 +1,7 @@
 """Lay sequences end to end into a pack."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,9 +16,8 @@ def build_pack(sequences: Sequence[TrainingSequence], token_weights: Sequence[fl
     Each sequence is padded to `limits.sequence_multiple`, the last one further so that the pack meets
     `limits.pack_multiple`. Padding is token 0, mask 0, with positions that go on counting.
     """
-    lengths = np.array([sequence.tokens for sequence in sequences], dtype=np.int64)
-    ends = np.cumsum(limits.padded_tokens(lengths))
-    ends[-1] = -(-ends[-1] // limits.pack_multiple) * limits.pack_multiple
+    lengths = [sequence.tokens for sequence in sequences]
+    ends = np.array(padded_ends(lengths, limits))
     starts = np.concatenate(([0], ends[:-1]))
     total = int(ends[-1])
     tokens, targets = np.zeros(total, np.int64), np.zeros(total, np.int64)
@@ -44,6 +44,15 @@ def build_pack(sequences: Sequence[TrainingSequence], token_weights: Sequence[fl
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
         temperatures=temperatures if (temperatures != 1).any() else None,
-        cu_seqlens=(0, *np.cumsum(lengths).tolist()),
+        cu_seqlens=(0, *accumulate(lengths)),
         cu_seqlens_padded=(0, *ends.tolist()),
     )
+
+
+def padded_ends(lengths_tokens: Sequence[int], limits: PackLimits) -> list[int]:
+    """Where sequences of these real lengths end in their pack, each padded to `limits.sequence_multiple`, the last one
+    further so that the pack meets `limits.pack_multiple`."""
+    multiple = limits.sequence_multiple
+    ends = list(accumulate(-(-tokens // multiple) * multiple for tokens in lengths_tokens))
+    ends[-1] = -(-ends[-1] // limits.pack_multiple) * limits.pack_multiple
+    return ends

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.shared.errors import DataError
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Sample
 
 LogprobsBySample = Mapping[str, NDArray[np.float32]]
@@ -15,7 +15,7 @@ LogprobsBySample = Mapping[str, NDArray[np.float32]]
 
 
 def logprobs_by_sample(
-    packs: Sequence[Sequence[Pack]], results: Sequence[Sequence[NDArray[np.float32]]]
+    packs: Sequence[Sequence[PackFrame]], results: Sequence[Sequence[NDArray[np.float32]]]
 ) -> dict[str, NDArray[np.float32]]:
     """Cut per-pack results into samples.
 
@@ -33,16 +33,16 @@ def logprobs_by_sample(
 
 
 def attach_logprobs(
-    packs: Sequence[Sequence[Sequence[Pack]]],
+    packs: Sequence[Sequence[Sequence[PackFrame]]],
     old: LogprobsBySample | None = None,
     reference: LogprobsBySample | None = None,
-) -> list[list[list[Pack]]]:
+) -> list[list[list[PackFrame]]]:
     """The same packs (`[data_rank][step][pack]`) with old and reference log-probabilities where given.
 
     Raises DataError, naming it, for a sample whose log-probabilities are missing or have another length.
     """
 
-    def attach(pack: Pack) -> Pack:
+    def attach(pack: PackFrame) -> PackFrame:
         if old is not None:
             pack = replace(pack, old_logprobs=_laid_out(pack, old))
         if reference is not None:
@@ -57,12 +57,12 @@ def response_logprobs(sample: Sample, values: NDArray[np.float32]) -> NDArray[np
     return values[sample.prompt_tokens - 1 : sample.total_tokens - 1]
 
 
-def spans(pack: Pack) -> list[tuple[str, int, int]]:
+def spans(pack: PackFrame) -> list[tuple[str, int, int]]:
     """(sample id, first position, real length) of each sample of a pack."""
     return list(zip(pack.sample_ids, pack.cu_seqlens_padded, pack.lengths_tokens, strict=False))
 
 
-def _laid_out(pack: Pack, by_sample: LogprobsBySample) -> NDArray[np.float32]:
+def _laid_out(pack: PackFrame, by_sample: LogprobsBySample) -> NDArray[np.float32]:
     values = np.zeros(pack.padded_tokens, np.float32)
     for sample_id, start, length in spans(pack):
         found = by_sample.get(sample_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +75,14 @@ def report_on(
     for plan, lengths in steps:
         costs = cost(lengths)
         padded_lengths = limits.padded_tokens(lengths)
-        pack_costs = np.array([[float(costs[list(pack)].sum()) for pack in rank] for rank in plan.ranks])
         packs = [pack for rank in plan.ranks for pack in rank]
-        sizes = [_pack_tokens(int(padded_lengths[list(pack)].sum()), limits) for pack in packs]
-        real += sum(int(lengths[list(pack)].sum()) for pack in packs)
-        padded, largest = padded + sum(sizes), max(largest, *sizes)
-        sequences += sum(map(len, packs))
+        members = np.fromiter(chain.from_iterable(packs), np.int64)
+        numbers = np.repeat(np.arange(len(packs)), list(map(len, packs)))
+        pack_costs = np.bincount(numbers, costs[members], len(packs)).reshape(len(plan.ranks), -1)
+        sizes = _pack_tokens(np.bincount(numbers, padded_lengths[members], len(packs)).astype(np.int64), limits)
+        real += int(lengths[members].sum())
+        padded, largest = padded + int(sizes.sum()), max(largest, int(sizes.max()))
+        sequences += len(members)
         dummies += sum(not pack for pack in packs)
         slowest_rank += float(pack_costs.sum(axis=1).max())
         slowest_slots += float(pack_costs.max(axis=0).sum())
@@ -101,6 +104,6 @@ def report_on(
     )
 
 
-def _pack_tokens(sequence_tokens: int, limits: PackLimits) -> int:
-    """Tokens of a pack after padding; a dummy pack has `pack_multiple`."""
-    return max(1, -(-sequence_tokens // limits.pack_multiple)) * limits.pack_multiple
+def _pack_tokens(sequence_tokens: NDArray[np.int64], limits: PackLimits) -> NDArray[np.int64]:
+    """Tokens of packs after padding, int64 [packs]; a dummy pack has `pack_multiple`."""
+    return np.maximum(1, -(-sequence_tokens // limits.pack_multiple)) * limits.pack_multiple

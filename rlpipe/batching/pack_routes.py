@@ -8,7 +8,7 @@ import numpy as np
 from rlpipe.batching.logprobs import spans
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.expert_routes import Routes, RouteShape, first_experts
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Sample
 
 
@@ -42,11 +42,11 @@ def checked_routes(sample: Sample, shape: RouteShape) -> Routes:
 
 
 def attach_routes(
-    packs: Sequence[Sequence[Sequence[Pack]]], routes: Mapping[str, Routes], shape: RouteShape
-) -> list[list[list[Pack]]]:
+    packs: Sequence[Sequence[Sequence[PackFrame]]], routes: Mapping[str, Routes], shape: RouteShape
+) -> list[list[list[PackFrame]]]:
     """The same packs (`[data_rank][step][pack]`) with their samples' routes; padding goes to the first experts."""
 
-    def attach(pack: Pack) -> Pack:
+    def attach(pack: PackFrame) -> PackFrame:
         whole = first_experts(pack.padded_tokens, shape)
         for sample_id, start, length in spans(pack):
             whole[start : start + length] = routes[sample_id]

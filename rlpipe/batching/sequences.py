@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Sample
 
+ResponseValues = Sequence[float] | NDArray[np.number] | float
+
 
 @dataclass(frozen=True)
 class TrainingSequence:
@@ -41,12 +43,35 @@ class TrainingSequence:
         return int(np.count_nonzero(self.loss_mask))
 
 
-def sequence_of(sample: Sample) -> TrainingSequence:
-    """The sequence of a rollout: prompt, then response. An advantage that is not computed yet reads as 0.
+def response_sequence(
+    sequence_id: str,
+    token_ids: NDArray[np.integer],
+    prompt: int,
+    *,
+    loss_mask: ResponseValues,
+    advantages: ResponseValues,
+    rollout_logprobs: ResponseValues,
+    temperature: float,
+) -> TrainingSequence:
+    """The sequence of a rollout: `prompt` tokens of its prompt, at least one, then the response.
 
-    Raises DataError for an empty prompt (nothing predicts the first response token) and for arrays of unequal length.
+    token_ids: [prompt + response]. loss_mask, advantages, rollout_logprobs: of each response token, or one for all.
     """
-    prompt, response = sample.prompt_tokens, sample.response_tokens
+    response = len(token_ids) - prompt
+    return TrainingSequence(
+        sequence_id=sequence_id,
+        group_id="",
+        token_ids=token_ids.astype(np.int64),
+        loss_mask=_predicting(loss_mask, prompt, response),
+        advantages=_predicting(advantages, prompt, response),
+        rollout_logprobs=_predicting(rollout_logprobs, prompt, response),
+        temperature=temperature,
+    )
+
+
+def check_lengths(sample: Sample, prompt: int, response: int) -> None:
+    """Raises DataError for an empty prompt (nothing predicts the first response token) and for arrays of unequal
+    length. prompt, response: how many tokens these are."""
     if prompt == 0:
         raise DataError(f"sample {sample.sample_id} has an empty prompt: give it at least one token")
     if not response == len(sample.loss_mask) == len(sample.rollout_logprobs):
@@ -54,17 +79,6 @@ def sequence_of(sample: Sample) -> TrainingSequence:
             f"sample {sample.sample_id} has {response} response tokens, {len(sample.loss_mask)} loss mask entries and "
             f"{len(sample.rollout_logprobs)} log-probabilities: all three must be equal"
         )
-    advantages = sample.token_advantages if sample.token_advantages is not None else sample.advantage or 0.0
-    return TrainingSequence(
-        sequence_id=sample.sample_id,
-        group_id=sample.group_id,
-        token_ids=np.array(sample.prompt.token_ids + sample.response_ids, dtype=np.int64),
-        loss_mask=_predicting(sample.loss_mask, prompt, response),
-        advantages=_predicting(advantages, prompt, response),
-        rollout_logprobs=_predicting(sample.rollout_logprobs, prompt, response),
-        temperature=sample.temperature,
-        episode_id=sample.episode_id,
-    )
 
 
 def supervised_sequence(
@@ -79,7 +93,7 @@ def supervised_sequence(
     return TrainingSequence(sequence_id, sequence_id, tokens, mask, zeros, zeros)
 
 
-def _predicting(response_values: Sequence[float] | float, prompt: int, response: int) -> NDArray[np.float32]:
+def _predicting(response_values: ResponseValues, prompt: int, response: int) -> NDArray[np.float32]:
     """Values of response tokens (or one for all) at the positions that predict them: float32 [prompt + response]."""
     values = np.zeros(prompt + response, dtype=np.float32)
     values[prompt - 1 : -1] = response_values

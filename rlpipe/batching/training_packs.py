@@ -1,19 +1,22 @@
 """The packs of one iteration: for the update, for passes without gradients, and for supervised training."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.batching.aggregation import Aggregation, sequence_weights
 from rlpipe.batching.build_pack import build_pack
+from rlpipe.batching.compact_pack import SamplePacker
 from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.pack_plan import CostModel, PackPlan, plan_packs, proportional_cost
 from rlpipe.batching.pack_report import PackReport, report_on
-from rlpipe.batching.sequences import TrainingSequence, sequence_of
+from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.shared.errors import DataError
-from rlpipe.shared.pack import Pack, dummy_pack
+from rlpipe.shared.pack import Pack, PackFrame, dummy_pack
 from rlpipe.shared.sample import Sample
 
 
@@ -24,7 +27,7 @@ class TrainingPacks:
     step_lengths_tokens: real lengths (int64 [n]) of each step's sequences, what `advise_budget` asks for.
     """
 
-    ranks: list[list[list[Pack]]]
+    ranks: list[list[list[PackFrame]]]
     report: PackReport
     step_lengths_tokens: tuple[NDArray[np.int64], ...]
 
@@ -33,7 +36,7 @@ class TrainingPacks:
 class ForwardPacks:
     """`ranks[data_rank]` is a list of packs; equal counts on all ranks."""
 
-    ranks: list[list[Pack]]
+    ranks: list[list[PackFrame]]
     report: PackReport
 
 
@@ -56,9 +59,8 @@ def pack_for_training(
     for sample in samples:
         if sample.advantage is None:
             raise DataError(f"sample {sample.sample_id} has no advantage: compute advantages before packing")
-    sequences = [sequence_of(sample) for sample in samples]
-    return pack_sequences(
-        sequences,
+    return _packed(
+        *_of_samples(samples, limits),
         limits,
         data_parallel=data_parallel,
         aggregation=aggregation,
@@ -79,20 +81,27 @@ def pack_sequences(
     cost: CostModel = proportional_cost,
 ) -> TrainingPacks:
     """`pack_for_training` for sequences from anywhere, for instance `supervised_sequence`."""
-    _check_ids([sequence.sequence_id for sequence in sequences])
-    kept, oversize = _fitting(sequences, limits)
-    ranks: list[list[list[Pack]]] = [[] for _ in range(data_parallel)]
-    plans: list[tuple[PackPlan, NDArray[np.int64]]] = []
-    for step in _steps(kept, updates):
-        lengths = _lengths(step)
-        plan = plan_packs(lengths, limits, data_parallel, cost)
-        plans.append((plan, lengths))
-        weights = _weights(step, aggregation, norm_tokens)
-        for rank, packs in zip(ranks, plan.ranks, strict=True):
-            rank.append([_lay(pack, step, weights, limits) for pack in packs])
-    trained = sum(sequence.trained_tokens for sequence in kept)
-    report = report_on(plans, limits, cost, trained, oversize)
-    return TrainingPacks(ranks, report, tuple(lengths for _, lengths in plans))
+    batch = _Batch.of(
+        [sequence.sequence_id for sequence in sequences],
+        [sequence.group_id for sequence in sequences],
+        [sequence.episode for sequence in sequences],
+        [sequence.tokens for sequence in sequences],
+        [sequence.trained_tokens for sequence in sequences],
+    )
+
+    def lay(indices: Sequence[int], weights: NDArray[np.float64]) -> Pack:
+        return build_pack([sequences[index] for index in indices], weights.tolist(), limits)
+
+    return _packed(
+        batch,
+        lay,
+        limits,
+        data_parallel=data_parallel,
+        aggregation=aggregation,
+        norm_tokens=norm_tokens,
+        updates=updates,
+        cost=cost,
+    )
 
 
 def pack_for_logprobs(
@@ -106,55 +115,101 @@ def pack_for_logprobs(
 
     The one step keeps all samples together. Scatter the results with `logprobs_by_sample`.
     """
-    packed = pack_sequences(
-        [sequence_of(sample) for sample in samples],
-        limits,
-        data_parallel=data_parallel,
-        cost=cost,
-    )
+    packed = _packed(*_of_samples(samples, limits), limits, data_parallel=data_parallel, cost=cost)
     return ForwardPacks([rank[0] for rank in packed.ranks], packed.report)
 
 
-def _check_ids(sequence_ids: Sequence[str]) -> None:
-    if not sequence_ids:
-        raise DataError("there is nothing to pack: no sample was left")
-    seen: set[str] = set()
-    for sequence_id in sequence_ids:
-        if sequence_id in seen:
-            raise DataError(f"sample id {sequence_id} occurs twice in one batch: ids must be unique")
-        seen.add(sequence_id)
+@dataclass(frozen=True)
+class _Batch:
+    """What planning knows of `n` sequences. groups, episodes, lengths_tokens, trained_tokens: int64 [n]; groups and
+    episodes are numbers in the order of their first appearance."""
+
+    ids: Sequence[str]
+    groups: NDArray[np.int64]
+    episodes: NDArray[np.int64]
+    lengths_tokens: NDArray[np.int64]
+    trained_tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[str],
+        groups: Sequence[str],
+        episodes: Sequence[str],
+        lengths_tokens: Sequence[int],
+        trained_tokens: Sequence[int],
+    ) -> Self:
+        """Raises DataError for no sequence and for an id that occurs twice."""
+        if not ids:
+            raise DataError("there is nothing to pack: no sample was left")
+        if len(set(ids)) < len(ids):
+            twice = next(name for name, count in Counter(ids).items() if count > 1)
+            raise DataError(f"sample id {twice} occurs twice in one batch: ids must be unique")
+        lengths, trained = np.array(lengths_tokens, np.int64), np.array(trained_tokens, np.int64)
+        return cls(ids, _numbers(groups), _numbers(episodes), lengths, trained)
 
 
-def _fitting(
-    sequences: Sequence[TrainingSequence], limits: PackLimits
-) -> tuple[list[TrainingSequence], tuple[str, ...]]:
-    fits = limits.padded_tokens(_lengths(sequences)) <= limits.capacity_tokens
-    kept = [sequence for sequence, fit in zip(sequences, fits, strict=True) if fit]
-    oversize = tuple(sequence.sequence_id for sequence, fit in zip(sequences, fits, strict=True) if not fit)
-    if not kept:
+_Lay = Callable[[Sequence[int], NDArray[np.float64]], PackFrame]
+"""The pack of sequences of a batch, from their indices and the weights of their tokens: float64 [n]."""
+
+
+def _of_samples(samples: Sequence[Sample], limits: PackLimits) -> tuple[_Batch, _Lay]:
+    packer = SamplePacker(samples, limits)
+    batch = _Batch.of(
+        [sample.sample_id for sample in samples],
+        [sample.group_id for sample in samples],
+        [sample.episode for sample in samples],
+        packer.lengths_tokens,
+        packer.trained_tokens,
+    )
+    return batch, packer.pack
+
+
+def _packed(
+    batch: _Batch,
+    lay: _Lay,
+    limits: PackLimits,
+    *,
+    data_parallel: int,
+    aggregation: Aggregation = "token_mean",
+    norm_tokens: int = 1,
+    updates: int = 1,
+    cost: CostModel = proportional_cost,
+) -> TrainingPacks:
+    kept, oversize = _fitting(batch, limits)
+    ranks: list[list[list[PackFrame]]] = [[] for _ in range(data_parallel)]
+    plans: list[tuple[PackPlan, NDArray[np.int64]]] = []
+    for step in _steps(kept, batch.groups, updates):
+        lengths = batch.lengths_tokens[step]
+        plan = plan_packs(lengths, limits, data_parallel, cost)
+        plans.append((plan, lengths))
+        weights = sequence_weights(
+            batch.trained_tokens[step], batch.groups[step], aggregation, norm_tokens, batch.episodes[step]
+        )
+        for rank, packs in zip(ranks, plan.ranks, strict=True):
+            rank.append([_lay(pack, step, weights, lay, limits) for pack in packs])
+    trained = int(batch.trained_tokens[kept].sum())
+    report = report_on(plans, limits, cost, trained, [batch.ids[index] for index in oversize])
+    return TrainingPacks(ranks, report, tuple(lengths for _, lengths in plans))
+
+
+def _fitting(batch: _Batch, limits: PackLimits) -> tuple[NDArray[np.int64], list[int]]:
+    """Indices of the sequences that a pack can hold: int64 [k], and of those that none can."""
+    fits = limits.padded_tokens(batch.lengths_tokens) <= limits.capacity_tokens
+    if not fits.any():
         raise DataError(
             f"every sequence is longer than a pack of {limits.capacity_tokens} tokens: raise actor.max_tokens_per_gpu"
         )
-    return kept, oversize
+    return np.flatnonzero(fits), np.flatnonzero(~fits).tolist()
 
 
-def _steps(sequences: Sequence[TrainingSequence], updates: int) -> list[list[TrainingSequence]]:
-    groups: dict[str, list[TrainingSequence]] = {}
-    for sequence in sequences:
-        groups.setdefault(sequence.group_id, []).append(sequence)
-    members = list(groups.values())
-    ends = np.linspace(0, len(members), min(updates, len(members)) + 1).astype(int).tolist()
-    return [
-        [sequence for group in members[start:end] for sequence in group]
-        for start, end in zip(ends, ends[1:], strict=False)
-    ]
-
-
-def _weights(step: Sequence[TrainingSequence], aggregation: Aggregation, norm_tokens: int) -> NDArray[np.float64]:
-    groups = _numbers([sequence.group_id for sequence in step])
-    episodes = _numbers([sequence.episode for sequence in step])
-    trained = np.array([sequence.trained_tokens for sequence in step])
-    return sequence_weights(trained, groups, aggregation, norm_tokens, episodes)
+def _steps(kept: NDArray[np.int64], groups: NDArray[np.int64], updates: int) -> list[NDArray[np.int64]]:
+    """Indices of the sequences of each step, group after group."""
+    kept = kept[np.argsort(groups[kept], kind="stable")]
+    begins = np.append(np.flatnonzero(np.diff(groups[kept], prepend=-1)), len(kept))
+    count = len(begins) - 1
+    ends = begins[np.linspace(0, count, min(updates, count) + 1).astype(int)]
+    return [kept[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
 
 def _numbers(names: Sequence[str]) -> NDArray[np.int64]:
@@ -164,12 +219,9 @@ def _numbers(names: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _lay(
-    pack: Sequence[int], step: Sequence[TrainingSequence], weights: NDArray[np.float64], limits: PackLimits
-) -> Pack:
+    pack: Sequence[int], step: NDArray[np.int64], weights: NDArray[np.float64], lay: _Lay, limits: PackLimits
+) -> PackFrame:
     if not pack:
         return dummy_pack(limits.pack_multiple)
-    return build_pack([step[i] for i in pack], [float(weights[i]) for i in pack], limits)
-
-
-def _lengths(sequences: Sequence[TrainingSequence]) -> NDArray[np.int64]:
-    return np.array([sequence.tokens for sequence in sequences], dtype=np.int64)
+    members = list(pack)
+    return lay(step[members].tolist(), weights[members])

@@ -38,7 +38,7 @@ def evaluate(config: Config) -> dict[str, float]:
         stack.enter_context(ray_cluster(config))
         grading = stack.enter_context(open_grading(config.reward))
         placement = stack.enter_context(engine_placement(config))
-        pool = RolloutPool.start(config, config.model.path, placement, say=console.say)
+        pool = RolloutPool.start(config, config.model.path, placement, say=console.say, with_text=True)
         stack.callback(pool.stop)
         with console.task("starting the engines"):
             engines = pool.wait_until_ready()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.shared.errors import ActorError
-from rlpipe.shared.pack import Pack, dummy_pack
+from rlpipe.shared.pack import Pack, PackFrame, dummy_pack
 from rlpipe.shared.pack_multiples import pack_multiple, sequence_multiple
 
 
@@ -87,7 +87,7 @@ class ActorLayout:
         places = {self.place(rank): rank for rank in range(self.processes)}
         return tuple(places[RankPlace(0, 0, data, last)] for data in range(self.data_parallel))
 
-    def check_packs(self, packs_by_data_rank: Sequence[Sequence[Pack]], what: str) -> None:
+    def check_packs(self, packs_by_data_rank: Sequence[Sequence[PackFrame]], what: str) -> None:
         """Raise ActorError unless every data rank has the same number of packs and each pack fits the layout.
 
         Ranks that exchange data (gradients, experts, pipeline stages) would wait for each other forever otherwise.
@@ -107,7 +107,7 @@ class ActorLayout:
             for index, pack in enumerate(packs):
                 self._check_pack(pack, f"{what}: pack {index} of data-parallel rank {data_rank}")
 
-    def check_reference(self, packs: Sequence[Pack], what: str) -> None:
+    def check_reference(self, packs: Sequence[PackFrame], what: str) -> None:
         """Raise ActorError if a pack with samples lacks reference log-probabilities."""
         for pack in packs:
             if pack.sample_ids and pack.ref_logprobs is None:
@@ -116,7 +116,7 @@ class ActorLayout:
                     "none: run ActorGroup.logprobs with which='reference' first"
                 )
 
-    def _check_pack(self, pack: Pack, what: str) -> None:
+    def _check_pack(self, pack: PackFrame, what: str) -> None:
         ends = pack.cu_seqlens_padded
         uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % self.sequence_multiple]
         if uneven:

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from rlpipe.generation.length_history import expected_rest
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
 from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.number_arrays import LossMask, Tokens
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Outcome, ToolUse, Turn
 from rollout.partial_response import PartialResponse, merged_spans
 from rollout.reported_routes import joined_routes
 from rollout.requests import GenerateRequest, Generation, sample_seed
+from rollout.response_text import text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,11 +52,11 @@ class Conversation:
         self._seeds = ResponseSeeds(run_seed, request)
         self._digest, self._digested_tokens = b"", 0
         self._response = PartialResponse()
-        self._mask: list[int] = []
+        self._mask = LossMask()
         self._partial = partial
         self._writes = 0
         self._last: Generation | None = None
-        self._decoded: tuple[tuple[int, ...], str] = ((), "")
+        self._decoded: tuple[Tokens, str] = ((), "")
         self._seconds = 0.0
         self._retractions = 0
         self._beside: list[Conversation] = []
@@ -99,7 +99,7 @@ class Conversation:
     @property
     def last_turn_ids(self) -> tuple[int, ...]:
         """Token ids of the last turn."""
-        return self._response.token_ids[self._turns[-1].start : self._turns[-1].end]
+        return tuple(self._response.token_ids[self._turns[-1].start : self._turns[-1].end])
 
     @property
     def finished(self) -> bool:
@@ -132,6 +132,8 @@ class Conversation:
             self._partial = generation.partial if self._writes == 0 else PartialResponse()
             raise InterruptedResponse
         self._append(generation)
+        if generation.text is not None:
+            self._decoded = (generation.token_ids, generation.text)
         text = self._text_of(generation.token_ids)
         if self._ends_response(stop, text, generation, final):
             self.status = generation.status
@@ -173,7 +175,7 @@ class Conversation:
             spans = merged_spans((*spans, VersionSpan(spans[-1].version, len(token_ids))))
         logprobs = before.logprobs + (0.0,) * len(token_ids)
         self._response = PartialResponse(before.token_ids + tuple(token_ids), logprobs, spans, before.routes)
-        self._mask += [0] * len(token_ids)
+        self._mask += LossMask.filled(0, len(token_ids))
 
     def describe_turn(
         self,
@@ -204,9 +206,9 @@ class Conversation:
         """
         spoken = [one for one in (self, *self._beside) if one.turns]
         if len(spoken) < 2:
-            return (replace(spoken[0].sample(), outcome=self.outcome) if spoken else self.sample(),)
+            return (spoken[0].sample().changed(outcome=self.outcome) if spoken else self.sample(),)
         spoken.sort(key=lambda one: one.turns[-1].number)
-        return tuple(replace(one.sample(), episode_id=self.sample_id, outcome=self.outcome) for one in spoken)
+        return tuple(one.sample().changed(episode_id=self.sample_id, outcome=self.outcome) for one in spoken)
 
     def sample(self) -> Sample:
         """The response as it is, ungraded. One without a token has failed: nothing can be learned from it."""
@@ -218,7 +220,7 @@ class Conversation:
             response_ids=response.token_ids,
             response_text=self._text_of(response.token_ids),
             rollout_logprobs=response.logprobs,
-            loss_mask=tuple(self._mask),
+            loss_mask=self._mask,
             versions=response.versions,
             status=(self.status or Status.COMPLETED) if response.token_ids else Status.FAILED,
             engine=-1 if self._last is None else self._last.engine,
@@ -229,20 +231,17 @@ class Conversation:
             metadata={"generate_seconds": self._seconds, "retractions": self._retractions, "writes": self._writes},
         )
 
-    def _text_of(self, token_ids: tuple[int, ...]) -> str:
-        """Kept until another is asked for: the only turn of a response is all of it, and decoding is what costs most
-        of a driver's time for a sample."""
+    def _text_of(self, token_ids: Tokens) -> str:
+        """Kept until another is asked for: the only turn of a response is all of it, and was decoded by its engine."""
         if self._decoded[0] != token_ids:
-            # transformers looks at every element of a list, but takes an array as it is.
-            ids = np.array(token_ids, dtype=np.int64)
-            self._decoded = (token_ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+            self._decoded = (token_ids, text_of(token_ids, self._tokenizer))
         return self._decoded[1]
 
     def _request(self, stop: tuple[str, ...], most_tokens: int | None) -> GenerateRequest:
         limit = min(self.remaining_tokens, most_tokens or self.remaining_tokens)
         sampling = self._prompt_request.sampling.limited(limit, stop)
         partial = self._partial if self._writes == 0 else PartialResponse()
-        prompt_ids = self._prompt_request.prompt.token_ids + self._response.token_ids
+        prompt_ids = self._prompt_request.prompt.token_ids + tuple(self._response.token_ids)
         return GenerateRequest(
             request_id=self._prompt_request.sample_id
             if self._writes == 0
@@ -294,7 +293,7 @@ class Conversation:
             merged_spans((*before.versions, *spans)),
             joined_routes(before.routes, generation.routes),
         )
-        self._mask += [1] * tokens
+        self._mask += LossMask.filled(1, tokens)
         end = len(self._response.token_ids)
         self._turns.append(Turn(end - tokens, end, number=self._writes, model_seconds=generation.seconds))
         self._writes += 1

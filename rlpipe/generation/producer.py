@@ -232,7 +232,7 @@ class Rollouts:
             facts=rewards.facts_of(sample),
         )
         reward = await asyncio.wrap_future(future)
-        return tuple(replace(branch, reward=reward) for branch in episode)
+        return tuple(branch.changed(reward=reward) for branch in episode)
 
     def _with_record(self, batch: Batch) -> Batch:
         """In mode `sync`, where responses of one iteration alone are in flight, with what its tail cost."""

@@ -12,37 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class Pack:
-    """`T` = `cu_seqlens_padded[-1]` tokens of `n` sequences. `dummy_pack` makes one without samples.
+@dataclass(frozen=True, kw_only=True)
+class PackFrame:
+    """Where the `n` sequences of a pack lie in its `T` = `cu_seqlens_padded[-1]` tokens, and what was found for these
+    tokens after they were packed: all that the driver looks at. Their content may be laid out where it is used.
 
-    token_ids, targets: int64 [T]; the last real position of a sequence has no target (0, mask 0), as has padding.
-    position_ids: int64 [T], restart at 0 in each sequence.
-    loss_mask: float32 [T], 1 where the prediction is trained.
-    loss_weights: float32 [T], `loss_mask` divided by the GLOBAL denominator of the chosen loss aggregation: the loss of
-        an optimizer step is the plain sum of `loss_weights * token_loss` over all packs of all ranks.
-    advantages: float32 [T]. rollout_logprobs: float32 [T], 0 outside the response.
+    sample_ids: the n samples, in order.
+    cu_seqlens: n + 1 real ends when laid without padding; cu_seqlens_padded: n + 1 ends as laid out.
     old_logprobs, ref_logprobs: float32 [T] or None where that pass is not needed.
     routes: int16 [T, layers, experts per token], experts that tokens are sent to, or None where the router decides.
-    temperatures: float32 [T], by which logits are divided; None means 1.
-    cu_seqlens: n + 1 real ends when laid without padding; cu_seqlens_padded: n + 1 ends as laid out.
-    sample_ids: the n samples, in order.
     """
 
     sample_ids: tuple[str, ...]
-    token_ids: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    loss_mask: NDArray[np.float32]
-    loss_weights: NDArray[np.float32]
-    advantages: NDArray[np.float32]
-    rollout_logprobs: NDArray[np.float32]
     cu_seqlens: tuple[int, ...]
     cu_seqlens_padded: tuple[int, ...]
     old_logprobs: NDArray[np.float32] | None = None
     ref_logprobs: NDArray[np.float32] | None = None
     routes: NDArray[np.int16] | None = None
-    temperatures: NDArray[np.float32] | None = None
+
+    def laid_out(self) -> "Pack":
+        """With its content as the passes take it."""
+        raise NotImplementedError
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
@@ -56,6 +46,32 @@ class Pack:
     @property
     def real_tokens(self) -> int:
         return self.cu_seqlens[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(PackFrame):
+    """`T` = `cu_seqlens_padded[-1]` tokens of `n` sequences. `dummy_pack` makes one without samples.
+
+    token_ids, targets: int64 [T]; the last real position of a sequence has no target (0, mask 0), as has padding.
+    position_ids: int64 [T], restart at 0 in each sequence.
+    loss_mask: float32 [T], 1 where the prediction is trained.
+    loss_weights: float32 [T], `loss_mask` divided by the GLOBAL denominator of the chosen loss aggregation: the loss of
+        an optimizer step is the plain sum of `loss_weights * token_loss` over all packs of all ranks.
+    advantages: float32 [T]. rollout_logprobs: float32 [T], 0 outside the response.
+    temperatures: float32 [T], by which logits are divided; None means 1.
+    """
+
+    token_ids: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.float32]
+    loss_weights: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    rollout_logprobs: NDArray[np.float32]
+    temperatures: NDArray[np.float32] | None = None
+
+    def laid_out(self) -> "Pack":
+        return self
 
 
 def dummy_pack(padded_tokens: int) -> Pack:

@@ -4,11 +4,12 @@ Samples are immutable; each stage returns new ones (`dataclasses.replace`). Toke
 again between rollout and training.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from rlpipe.shared.number_arrays import Mask, TokenLogprobs, Tokens, count_ones
 from rlpipe.shared.turn import Outcome, Turn
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ class Sample:
     sample_id: str
     group_id: str
     prompt: Prompt
-    response_ids: tuple[int, ...]
+    response_ids: Tokens
     response_text: str
-    rollout_logprobs: tuple[float, ...]
-    loss_mask: tuple[int, ...]
+    rollout_logprobs: TokenLogprobs
+    loss_mask: Mask
     versions: tuple[VersionSpan, ...]
     status: Status
     engine: int
@@ -97,6 +98,12 @@ class Sample:
     turns: tuple[Turn, ...] = ()
     outcome: Outcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+    def changed(self, **fields: object) -> Self:
+        """`dataclasses.replace` without a call for each field, which for the samples of an iteration take seconds."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **fields)
+        return other
 
     @property
     def episode(self) -> str:
@@ -118,7 +125,7 @@ class Sample:
     @property
     def trained_tokens(self) -> int:
         """Response tokens that enter the loss."""
-        return sum(self.loss_mask)
+        return count_ones(self.loss_mask)
 
     @property
     def oldest_version(self) -> int:
@@ -129,8 +136,10 @@ Episode = tuple[Sample, ...]
 """The branches of one episode, in the order in which the policy last wrote in them. Most have one."""
 
 
-def by_episode(samples: Iterable[Sample]) -> list[Episode]:
+def by_episode(samples: Sequence[Sample]) -> list[Episode]:
     """The episodes of `samples`, in the order in which they first appear."""
+    if not any(sample.episode_id for sample in samples):
+        return [(sample,) for sample in samples]
     episodes: dict[str, list[Sample]] = {}
     for sample in samples:
         episodes.setdefault(sample.episode, []).append(sample)
@@ -139,4 +148,6 @@ def by_episode(samples: Iterable[Sample]) -> list[Episode]:
 
 def is_truncated(episode: Episode) -> bool:
     """Whether a limit cut any branch off, so that what the policy did in the end says little of what it would do."""
+    if len(episode) == 1:
+        return episode[0].status is Status.TRUNCATED
     return any(sample.status is Status.TRUNCATED for sample in episode)

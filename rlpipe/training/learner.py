@@ -23,11 +23,11 @@ from rlpipe.batching.pack_routes import attach_routes, checked_routes
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
 from rlpipe.model.model_reader import describe_model
-from rlpipe.shared.pack import Pack
+from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Sample
 
 if TYPE_CHECKING:
-    from actor.group import ActorGroup
+    from actor.group import ActorGroup, Pending
     from actor.train_report import TrainReport
 
 
@@ -111,9 +111,9 @@ class Learner:
             context_parallel=self._config.actor.parallel.context,
         )
 
-    def train(self, packs: TrainingPacks) -> "TrainReport":
-        """One optimizer step per step of `packs`."""
-        return self._actor.train(packs.ranks, self._config.algorithm)
+    def begin_train(self, packs: TrainingPacks) -> "Pending[TrainReport]":
+        """One optimizer step per step of `packs`, which the actor makes while the driver does something else."""
+        return self._actor.begin_train(packs.ranks, self._config.algorithm)
 
     def _logprobs(self, samples: Sequence[Sample], which: Literal["policy", "reference"]) -> LogprobsBySample:
         packs = pack_for_logprobs(
@@ -123,7 +123,7 @@ class Learner:
             packs = [rank[0] for rank in self._routed([[rank] for rank in packs], samples)]
         return logprobs_by_sample(packs, self._actor.logprobs(packs, which))
 
-    def _routed(self, packs: list[list[list[Pack]]], samples: Sequence[Sample]) -> list[list[list[Pack]]]:
+    def _routed(self, packs: list[list[list[PackFrame]]], samples: Sequence[Sample]) -> list[list[list[PackFrame]]]:
         """With the engine's expert choices where they are replayed."""
         if self._route_shape is None:
             return packs

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from rlpipe.batching.prefix_tree import Tokens, repeated_prefix_tokens
+from rlpipe.batching.prefix_tree import repeated_prefix_tokens
 from rlpipe.config.root import Config
 from rlpipe.generation.group_source import Batch
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
@@ -70,11 +70,17 @@ def _branch_metrics(samples: Sequence[Sample], episodes: Sequence[Episode]) -> d
 
 def _repeated_share(samples: Sequence[Sample], names: Iterable[str]) -> float:
     """Of all tokens, context included, how many a pass over one tree for each name would not compute."""
-    sequences: dict[str, list[Tokens]] = {}
+    trees: dict[str, list[Sample]] = {}
     for name, sample in zip(names, samples, strict=True):
-        sequences.setdefault(name, []).append(sample.prompt.token_ids + sample.response_ids)
-    repeated = sum(map(repeated_prefix_tokens, sequences.values()))
-    return repeated / sum(sample.total_tokens for sample in samples)
+        trees.setdefault(name, []).append(sample)
+    return sum(map(_repeated_tokens, trees.values())) / sum(sample.total_tokens for sample in samples)
+
+
+def _repeated_tokens(samples: Sequence[Sample]) -> int:
+    first, *others = (sample.prompt.token_ids for sample in samples)
+    if all(prompt is first for prompt in others):
+        return len(first) * len(others) + repeated_prefix_tokens([sample.response_ids for sample in samples])
+    return repeated_prefix_tokens([sample.prompt.token_ids + sample.response_ids for sample in samples])
 
 
 def _equal_reward_groups(episodes: Sequence[Episode]) -> int:

@@ -51,10 +51,12 @@ def _iterate(run: Session) -> None:
                 packs = run.learner.pack(result.samples, reference, old)
             run.commit(step)
             with step.phase("train"):
-                report = run.learner.train(packs)
-            with step.phase("tracking"):
+                training = run.learner.begin_train(packs)
+                # Beside the actor, for samples by the million take the driver seconds.
                 step.add(rollout_metrics(samples, run.weights.version))
                 step.add(run.rollouts.grading_metrics(samples))
+                report = training.result()
+            with step.phase("tracking"):
                 step.add(result.counts.metrics)
                 step.add(run.packing_metrics(packs))
                 step.add(report.metrics)

@@ -118,6 +118,7 @@ def open_workers(
             say=console.say,
             on_fault=lambda fault: append_json_line(faults, asdict(fault)),
             adapter=engine_room(config),
+            with_text=config.rollout.generate.function != "agent",  # which reads what its endpoint makes of tokens
         )
         stack.callback(pool.stop)
         actor = ActorGroup.launch(config, bundles.actor, log_directory)

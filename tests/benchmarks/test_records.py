@@ -85,7 +85,7 @@ def test_the_driver_s_work_is_measured_with_engines_that_are_stand_ins():
     command = [sys.executable, "-W", "ignore", "benchmarks/driver_scale.py", "--once", "--samples", "512"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=PROJECT)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {"rollout", "metrics", "advantage", "pack", "look", "metrics_bytes"} == set(found)
+    assert {"rollout", "metrics", "advantage", "pack", "send", "look", "metrics_bytes"} == set(found)
     assert all(value > 0 for value in found.values())
 
 
@@ -95,5 +95,6 @@ def test_the_driver_s_work_is_set_beside_a_step_with_responses_as_long_as_the_st
     one = dict.fromkeys(driver_scale.PARTS, 1.0)
     limit, step = driver_scale.recipe(512).rollout.max_response_tokens, driver_scale.planned_step(512)
     further = dict.fromkeys(driver_scale.PARTS, 0.0) | {"rollout": 2 * step / 512 / (limit - 32)}
-    beside, after = driver_scale.beside_a_step(512, one, further, 32).split("beside the engines")[1].split("after them")
-    assert beside.startswith(f" {1 + 2 * step:.0f} s") and after == f" 3 s ({3 / step:.1%})"
+    line = driver_scale.beside_a_step(512, one, further, 32)
+    beside, between = line.split("beside the engines")[1].split("between them")
+    assert beside.startswith(f" {1 + 2 * step:.0f} s") and between == f" 3.0 s ({3 / step:.1%})"

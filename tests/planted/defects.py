@@ -28,9 +28,9 @@ _ALGORITHMS = [
     ),
     Defect(
         "advantage: token-level ones are overlooked",
-        "rlpipe/batching/sequences.py",
-        "sample.token_advantages if sample.token_advantages is not None else sample.advantage or 0.0",
-        "sample.advantage or 0.0",
+        "rlpipe/batching/compact_pack.py",
+        "    if all(sample.token_advantages is None for sample in samples):\n        return None",
+        "    return None",
         "rlpipe/test_batching_packs.py::test_token_advantages_take_precedence",
     ),
     Defect(
@@ -109,10 +109,8 @@ _PACKS = [
     Defect(
         "loss weights with the denominator of the pack",
         "rlpipe/batching/training_packs.py",
-        "return build_pack([step[i] for i in pack], [float(weights[i]) for i in pack], limits)",
-        "return build_pack(\n"
-        "        [step[i] for i in pack], [1.0 / sum(step[j].trained_tokens for j in pack) for i in pack], limits\n"
-        "    )",
+        "return lay(step[members].tolist(), weights[members])",
+        "return lay(step[members].tolist(), weights[members] * len(step) / len(members))",
         "rlpipe/test_batching_packs.py::test_every_sample_once_within_budget_and_equal_counts",
     ),
     Defect(
@@ -363,9 +361,9 @@ _ROLLOUT = [
     Defect(
         "the reward of another sample",
         "rlpipe/generation/producer.py",
-        "        return tuple(replace(branch, reward=reward) for branch in episode)",
+        "        return tuple(branch.changed(reward=reward) for branch in episode)",
         "        last, self._last = getattr(self, '_last', reward), reward\n"
-        "        return tuple(replace(branch, reward=last) for branch in episode)",
+        "        return tuple(branch.changed(reward=last) for branch in episode)",
         "rlpipe/test_train_end_to_end.py::test_every_sample_has_the_reward_of_its_own_response",
     ),
     Defect(
@@ -378,8 +376,8 @@ _ROLLOUT = [
     Defect(
         "tokens of tools are trained as the policy's",
         "rlpipe/generation/conversation.py",
-        "        self._mask += [0] * len(token_ids)",
-        "        self._mask += [1] * len(token_ids)",
+        "        self._mask += LossMask.filled(0, len(token_ids))",
+        "        self._mask += LossMask.filled(1, len(token_ids))",
         "rlpipe/test_conversation.py::test_tool_output_is_context_and_is_not_trained",
     ),
     Defect(

@@ -27,8 +27,8 @@ EPISODES = [
     Defect(
         "tokens of older weights keep their loss and those of the newest lose it",
         "rlpipe/algorithms/shaping.py",
-        "current = [span.version == version for",
-        "current = [span.version != version for",
+        "np.repeat([span.version == version for",
+        "np.repeat([span.version != version for",
         "rlpipe/test_advantages.py::test_tokens_of_other_weights_lose_their_loss_where_that_is_asked_for",
     ),
     Defect(

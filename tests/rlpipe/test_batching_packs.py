@@ -1,5 +1,6 @@
 """Packs: layout, budget, equal counts, loss weights and log-probabilities carried between packs."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlpipe.batching import (
     PackLimits,
+    TrainingPacks,
     attach_logprobs,
     logprobs_by_sample,
     pack_for_logprobs,
@@ -17,7 +19,10 @@ from rlpipe.batching import (
     response_logprobs,
     supervised_sequence,
 )
+from rlpipe.batching.logprobs import spans
 from rlpipe.shared.errors import DataError
+from rlpipe.shared.number_arrays import Logprobs, LossMask, TokenIds
+from rlpipe.shared.pack import Pack
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 
 
@@ -43,10 +48,16 @@ def sample_of(
     )
 
 
+def only_pack(packed: TrainingPacks) -> Pack:
+    """As the process that trains on it gets it."""
+    [[[pack]]] = packed.ranks
+    return pickle.loads(pickle.dumps(pack)).laid_out()
+
+
 def test_layout_of_a_pack_by_hand():
     samples = [sample_of("0", "a", 2, 3, 0.5, mask=(1, 0, 1)), sample_of("1", "a", 1, 1, -2.0)]
     packed = pack_for_training(samples, PackLimits(16, 4, 12), data_parallel=1, aggregation="token_mean", norm_tokens=1)
-    [[[pack]]] = packed.ranks
+    pack = only_pack(packed)
     assert pack.sample_ids == ("0", "1")
     assert pack.cu_seqlens == (0, 5, 7)
     assert pack.cu_seqlens_padded == (0, 8, 12)
@@ -102,7 +113,7 @@ def test_every_sample_once_within_budget_and_equal_counts(samples, ranks, update
     assert all(len(step) % count_multiple == 0 for rank in packed.ranks for step in rank)
     assert len(packed.ranks) == ranks
     for step in range(packed.report.steps):
-        weights = sum(float(pack.loss_weights.sum()) for rank in packed.ranks for pack in rank[step])
+        weights = sum(float(pack.laid_out().loss_weights.sum()) for rank in packed.ranks for pack in rank[step])
         assert weights == pytest.approx(1, abs=1e-5)
 
 
@@ -138,7 +149,7 @@ def test_samples_longer_than_a_pack_are_left_out_by_name_and_of_the_denominator(
     packed = pack_for_training(samples, PackLimits(16), data_parallel=1, aggregation="token_mean", norm_tokens=1)
     assert packed.report.oversize_ids == ("1",)
     assert packed.report.metrics["pack/oversize_count"] == 1
-    assert packed.ranks[0][0][0].loss_weights.sum() == 1
+    assert packed.ranks[0][0][0].laid_out().loss_weights.sum() == 1
     assert "1 sequences longer than a pack left out (1" in str(packed.report)
 
 
@@ -160,7 +171,7 @@ def test_wrong_batches_are_refused():
 def test_logprobs_travel_from_forward_packs_to_training_packs():
     samples = [sample_of(str(i), f"g{i % 3}", 2 + i % 4, 1 + (i * 11) % 30) for i in range(17)]
     forward = pack_for_logprobs([replace(s, advantage=None) for s in samples], PackLimits(160, 4, 8), data_parallel=2)
-    results = [[pack.targets.astype(np.float32) / 1000 for pack in rank] for rank in forward.ranks]
+    results = [[pack.laid_out().targets.astype(np.float32) / 1000 for pack in rank] for rank in forward.ranks]
     found = logprobs_by_sample(forward.ranks, results)
     first = samples[0]
     assert response_logprobs(first, found["0"]) == pytest.approx(np.array(first.response_ids) / 1000)
@@ -169,7 +180,7 @@ def test_logprobs_travel_from_forward_packs_to_training_packs():
     )
     attached = attach_logprobs(training.ranks, old=found, reference={k: v + 1 for k, v in found.items()})
     for rank in attached:
-        for pack in (pack for step in rank for pack in step):
+        for pack in (pack.laid_out() for step in rank for pack in step):
             trained = pack.loss_mask == 1
             assert pack.old_logprobs[trained] == pytest.approx(pack.targets[trained] / 1000)
             assert pack.ref_logprobs[trained] == pytest.approx(pack.targets[trained] / 1000 + 1)
@@ -189,7 +200,59 @@ def test_supervised_sequences_mask_the_prompt():
 
 def test_token_advantages_take_precedence():
     sample = replace(sample_of("0", "a", 2, 3), token_advantages=(0.1, 0.2, 0.3))
-    [[[pack]]] = pack_for_training(
-        [sample], PackLimits(8), data_parallel=1, aggregation="token_mean", norm_tokens=1
-    ).ranks
+    pack = only_pack(
+        pack_for_training([sample], PackLimits(8), data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    )
     assert pack.advantages == pytest.approx([0, 0.1, 0.2, 0.3, 0])
+
+
+def test_packs_of_arrays_and_of_tuples_are_alike_and_carry_each_number_once():
+    values = np.random.default_rng(0).normal(size=64).astype(np.float32)
+
+    def tuples(index: int, tokens: int) -> Sample:
+        mask = [int(place % 3 > 0) for place in range(tokens)] if index % 3 == 0 else None
+        sample = sample_of(
+            str(index), f"g{index % 4}", 1 + index % 5, tokens, advantage=float(values[index]), mask=mask
+        )
+        token_advantages = tuple(values[:tokens].tolist()) if index % 5 == 0 else None
+        logprobs = tuple((-abs(values[index : index + tokens])).tolist())
+        temperature = 0.5 + index % 2 / 2
+        return replace(sample, rollout_logprobs=logprobs, temperature=temperature, token_advantages=token_advantages)
+
+    of_tuples = [tuples(index, 1 + index * 7 % 30) for index in range(30)]
+    of_arrays = [
+        sample.changed(
+            response_ids=TokenIds(sample.response_ids),
+            rollout_logprobs=Logprobs(sample.rollout_logprobs),
+            loss_mask=LossMask(sample.loss_mask),
+        )
+        for sample in of_tuples
+    ]
+    options = dict(data_parallel=2, aggregation="sequence_mean", norm_tokens=1, updates=2)
+    first, second = (pack_for_training(samples, PackLimits(96, 4, 12), **options) for samples in (of_tuples, of_arrays))
+    by_id = {sample.sample_id: sample for sample in of_tuples}
+    assert first.report == second.report
+    for one, other in zip(*(flat(packed) for packed in (first, second)), strict=True):
+        for name, array in vars(one).items():
+            np.testing.assert_array_equal(array, getattr(other, name), strict=isinstance(array, np.ndarray))
+        for name, start, length in spans(one):
+            sample = by_id[name]
+            end, prompt = start + length, sample.prompt_tokens
+            trained = slice(start + prompt - 1, end - 1)
+            advantages = sample.token_advantages or (sample.advantage,) * sample.response_tokens
+            assert tuple(one.token_ids[start:end].tolist()) == sample.prompt.token_ids + sample.response_ids
+            assert tuple(one.rollout_logprobs[trained].tolist()) == sample.rollout_logprobs
+            assert tuple(one.loss_mask[trained].tolist()) == sample.loss_mask
+            assert tuple(one.advantages[trained].tolist()) == advantages
+            temperatures = np.ones(length) if one.temperatures is None else one.temperatures[start:end]
+            assert (temperatures == sample.temperature).all()
+
+
+def flat(packed: TrainingPacks) -> list[Pack]:
+    return [pack.laid_out() for rank in packed.ranks for step in rank for pack in step]
+
+
+def test_what_ranks_are_sent_is_eight_bytes_a_token():
+    sample = sample_of("0", "a", 1, 20_000).changed(response_ids=TokenIds.filled(7, 20_000))
+    packed = pack_for_training([sample], PackLimits(32_768), data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    assert len(pickle.dumps(packed.ranks, protocol=5)) < 8 * 20_000 + 4_000

@@ -124,7 +124,7 @@ def test_each_episode_weighs_the_same_in_the_loss_however_it_is_split(branches, 
         trained, PackLimits(budget), data_parallel=ranks, aggregation="episode_mean", norm_tokens=1
     )
     weights: dict[str, float] = defaultdict(float)
-    for pack in (pack for rank in packs.ranks for step in rank for pack in step):
+    for pack in (pack.laid_out() for rank in packs.ranks for step in rank for pack in step):
         ends = zip(pack.sample_ids, pack.cu_seqlens_padded, pack.cu_seqlens_padded[1:], strict=False)
         for sample_id, start, end in ends:
             weights[sample_id.partition(".")[0]] += float(pack.loss_weights[start:end].sum())
