@@ -47,6 +47,7 @@ from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.model.config_file import read_config
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.prepare.tokenizer import byte_tokenizer
+from rlpipe.shared.collection import collection_paused
 from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Episode, Prompt, Reward, Sample, Status, VersionSpan
@@ -80,15 +81,20 @@ def main() -> None:
         print(line(samples, one), flush=True)
     growth = total(measured[-1]) / options.samples[-1] / (total(measured[0]) / options.samples[0])
     print(f"from the first size to the last the time of a sample grows {growth:.2f} x")
-    longer = apart(options.samples[0], 8 * options.response_tokens)
-    tokens = 7 * options.response_tokens * options.samples[0]
-    further = {name: (longer[name] - measured[0][name]) / tokens for name in PARTS}
-    parts = ", ".join(f"{name} {1e9 * seconds:.0f}" for name, seconds in further.items())
+    further = further_tokens(options.samples[0] // 8, options.response_tokens)
+    parts = ", ".join(f"{name} {1e9 * seconds:.2f}" for name, seconds in further.items())
     print(f"each further token of a response: {parts} ns")
     for samples, one in zip(options.samples, measured, strict=True):
         print(beside_a_step(samples, one, further, options.response_tokens))
     for name, seconds in weight_plan() if options.without_cluster else [*weight_plan(), *placement()]:
         print(f"{name}: {seconds:.2f} s")
+
+
+def further_tokens(samples: int, response_tokens: int) -> dict[str, float]:
+    """Seconds of each token of a response beyond `response_tokens`, up to those that the recipe allows."""
+    limit = recipe(samples).rollout.max_response_tokens
+    short, long = apart(samples, response_tokens), apart(samples, limit)
+    return {name: max(0.0, long[name] - short[name]) / samples / (limit - response_tokens) for name in PARTS}
 
 
 def apart(samples: int, response_tokens: int) -> dict[str, float]:
@@ -128,25 +134,26 @@ def beside_a_step(samples: int, one: dict[str, float], further: dict[str, float]
 def iteration(samples: int, response_tokens: int) -> dict[str, float]:
     """Seconds of each part of the driver's work, and the bytes at the peak of computing metrics."""
     config = recipe(samples, [f"rollout.max_response_tokens={response_tokens}"])
+    answers = [pickle.dumps(response(place, response_tokens)) for place in range(AT_ONCE)]
     clock = Clock()
-    batch, clock.seconds["look"] = asyncio.run(generated(config, samples, response_tokens))
+    batch, clock.seconds["look"] = asyncio.run(generated(config, samples, answers))
     clock.lap("rollout")
+    with collection_paused():
+        result = compute_advantages(batch, config.algorithm, max_response_tokens=response_tokens)
+        clock.lap("advantage")
+        packs = pack_for_training(
+            result.samples,
+            PackLimits.training(config.actor),
+            data_parallel=config.actor.processes // (config.actor.parallel.tensor * config.actor.parallel.context),
+            aggregation=config.algorithm.aggregation,
+            norm_tokens=response_tokens,
+            cost=flops_cost(config.model.path),
+        )
+        clock.lap("pack")
+        assert all(map(store, packs.ranks))
+        clock.lap("send")
     rollout_metrics(batch, 1)
     clock.lap("metrics")
-    result = compute_advantages(batch, config.algorithm, max_response_tokens=response_tokens)
-    clock.lap("advantage")
-    packs = pack_for_training(
-        result.samples,
-        PackLimits.training(config.actor),
-        data_parallel=config.actor.processes // (config.actor.parallel.tensor * config.actor.parallel.context),
-        aggregation=config.algorithm.aggregation,
-        norm_tokens=response_tokens,
-        cost=flops_cost(config.model.path),
-    )
-    clock.lap("pack")
-    stored_bytes = max(map(store, packs.ranks))
-    clock.lap("send")
-    assert stored_bytes
     tracemalloc.start()
     rollout_metrics(batch, 1)
     return {**clock.seconds, "metrics_bytes": float(tracemalloc.get_traced_memory()[1])}
@@ -179,14 +186,14 @@ class Clock:
         self.seconds[name], self._begin = now - self._begin, now
 
 
-async def generated(config: Config, samples: int, response_tokens: int) -> tuple[list[Sample], float]:
+async def generated(config: Config, samples: int, answers: Sequence[bytes]) -> tuple[list[Sample], float]:
     """A batch as the driver makes it, and the seconds of a look at its progress when most of it is there."""
-    engines = [stand_in_engine(index, response_tokens) for index in range(config.rollout.engines)]
+    engines = [stand_in_engine(index, answers) for index in range(config.rollout.engines)]
     fleet = Fleet(engines, config.fault, lambda _, failure: failure)
     client = EngineClient(fleet, int(1.25 * config.rollout.engine.max_running_requests) + 1, keep_tokens=False)
     maker = ConversationMaker(single_turn)
     maker.open(client, byte_tokenizer(), config.seed)
-    sampling = SamplingParameters(response_tokens)
+    sampling = SamplingParameters(config.rollout.max_response_tokens)
     numbers = iter(range(samples))
 
     def take_group() -> tuple[int, list[PromptRequest]]:
@@ -210,31 +217,29 @@ async def generated(config: Config, samples: int, response_tokens: int) -> tuple
     return batch.samples, look
 
 
-def response(engine: int, place: int, tokens: int) -> Generation:
+def response(place: int, tokens: int) -> Generation:
     """Random printable text."""
-    random = np.random.default_rng((engine, place))
+    random = np.random.default_rng(place)
     token_ids = TokenIds(random.integers(65, 91, tokens))
     logprobs = Logprobs(-random.random(tokens, np.float32))
     text = bytes(token_ids).decode()
-    return Generation("", token_ids, logprobs, Status.COMPLETED, (VersionSpan(1, tokens),), engine, 1.0, 0, text=text)
+    return Generation("", token_ids, logprobs, Status.COMPLETED, (VersionSpan(1, tokens),), 0, 1.0, 0, text=text)
 
 
-def stand_in_engine(index: int, response_tokens: int) -> RunningEngine:
+def stand_in_engine(index: int, answers: Sequence[bytes]) -> RunningEngine:
     """An engine whose Ray actor is no process: it answers as fast as it is asked, AT_ONCE requests together."""
-    written = [pickle.dumps(response(index, place, response_tokens)) for place in range(AT_ONCE)]
 
     async def answer(batch: Sequence[GenerateRequest]) -> list[Generation]:
         await asyncio.sleep(0)
-        arrived = [pickle.loads(content) for content in written[: len(batch)]]  # nosec B301: made above
+        arrived = [pickle.loads(content) for content in answers[: len(batch)]]  # nosec B301: made above
         return [replace(one, request_id=request.request_id) for one, request in zip(arrived, batch, strict=True)]
 
-    async def answers(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
+    async def stream(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
         for begin in range(0, len(batch), AT_ONCE):
             yield answer(batch[begin : begin + AT_ONCE])
 
     remote = SimpleNamespace(remote=lambda *_: None)
-    generate = SimpleNamespace(remote=answers)
-    actor = SimpleNamespace(generate=generate, address=remote, start=remote, room_beside_bytes=remote)
+    actor = SimpleNamespace(generate=SimpleNamespace(remote=stream), address=remote, start=remote)
     setup: Any = SimpleNamespace(index=index, log_path="none")
     return RunningEngine(setup, actor, state=EngineState.SERVING)
 

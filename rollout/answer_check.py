@@ -48,4 +48,6 @@ def _are_log_probabilities(values: TokenLogprobs) -> bool:
     """A sum is finite only if all its terms are. One operation over all of them, since the driver does this for every
     token of a rollout, while the engines may have nothing more to do."""
     found = np.asarray(values, np.float64) if isinstance(values, tuple) else values.array
-    return bool(np.isfinite(found.sum(dtype=np.float64))) and bool(found.max(initial=-np.inf) <= _ROUNDING_NATS)
+    with np.errstate(over="ignore"):
+        total = found.sum(dtype=np.float64)
+    return bool(np.isfinite(total)) and bool(found.max(initial=-np.inf) <= _ROUNDING_NATS)

@@ -130,9 +130,18 @@ class Logprobs(NumberArray[float]):
 class LossMask(NumberArray[int]):
     """1 for each token that is trained, and 0 for others: int8."""
 
-    __slots__ = ()
+    __slots__ = ("_ones",)
+    _ones: int
     dtype = np.dtype(np.int8)
     kinds = "iub"
+
+    @property
+    def ones(self) -> int:
+        """How many there are; looked for once."""
+        found: int | None = getattr(self, "_ones", None)
+        if found is None:
+            found = self._ones = int(np.count_nonzero(self.array.view(np.bool_)))
+        return found
 
 
 Tokens = tuple[int, ...] | TokenIds
@@ -142,4 +151,4 @@ Mask = tuple[int, ...] | LossMask
 
 def count_ones(mask: Mask) -> int:
     """Of a mask of zeros and ones."""
-    return int(np.count_nonzero(mask.array.view(np.bool_))) if isinstance(mask, LossMask) else sum(mask)
+    return mask.ones if isinstance(mask, LossMask) else sum(mask)

@@ -6,6 +6,7 @@ import psutil
 
 from rewards.reward_metrics import graded_table
 from rlpipe.config.root import Config
+from rlpipe.shared.collection import collection_paused
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.opening import Opening
 from rlpipe.training.session import Session, open_run, open_session
@@ -45,13 +46,15 @@ def _iterate(run: Session) -> None:
                 reference = run.learner.reference_logprobs(samples)
             with step.phase("old_logprob"):
                 old = run.learner.old_logprobs(samples, run.weights.version)
-            with step.phase("advantage"):
-                result = run.learner.advantages(samples, reference, old, run.weights.version)
-            with step.phase("pack"):
-                packs = run.learner.pack(result.samples, reference, old)
-            run.commit(step)
+            with collection_paused():
+                with step.phase("advantage"):
+                    result = run.learner.advantages(samples, reference, old, run.weights.version)
+                with step.phase("pack"):
+                    packs = run.learner.pack(result.samples, reference, old)
+                run.commit(step)
+                with step.phase("train"):
+                    training = run.learner.begin_train(packs)
             with step.phase("train"):
-                training = run.learner.begin_train(packs)
                 # Beside the actor, for samples by the million take the driver seconds.
                 step.add(rollout_metrics(samples, run.weights.version))
                 step.add(run.rollouts.grading_metrics(samples))

@@ -29,8 +29,8 @@ _ALGORITHMS = [
     Defect(
         "advantage: token-level ones are overlooked",
         "rlpipe/batching/compact_pack.py",
-        "    if all(sample.token_advantages is None for sample in samples):\n        return None",
-        "    return None",
+        "    if sample.token_advantages is None:",
+        "    if True:",
         "rlpipe/test_batching_packs.py::test_token_advantages_take_precedence",
     ),
     Defect(
