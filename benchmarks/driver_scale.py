@@ -239,7 +239,9 @@ def stand_in_engine(index: int, answers: Sequence[bytes]) -> RunningEngine:
             yield answer(batch[begin : begin + AT_ONCE])
 
     remote = SimpleNamespace(remote=lambda *_: None)
-    actor = SimpleNamespace(generate=SimpleNamespace(remote=stream), address=remote, start=remote)
+    actor = SimpleNamespace(
+        generate=SimpleNamespace(remote=stream), address=remote, start=remote, room_beside_bytes=remote
+    )
     setup: Any = SimpleNamespace(index=index, log_path="none")
     return RunningEngine(setup, actor, state=EngineState.SERVING)
 

@@ -1,6 +1,7 @@
 """Several turns with a tool, token by token; what cannot work is refused at the start."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_each_run_of_tokens_is_decoded_once(tokenizer, monkeypatch):
     asyncio.run(calculator(conversation))
     assert conversation.sample().response_text == "<<12+30>> = 42 Answer: 42"
     assert len(decoded) == 4 and conversation.sample().response_tokens == decoded[-1]
+
+
+def test_what_the_engine_decoded_is_not_decoded_again(tokenizer, monkeypatch):
+    class DecodingScript(Script):
+        async def generate(self, request):
+            generation = await super().generate(request)
+            return replace(generation, text=f"as the engine has it, {len(generation.token_ids)} tokens")
+
+    monkeypatch.setattr(type(tokenizer), "decode", None)
+    conversation = conversation_of(tokenizer, DecodingScript(tokenizer, "Answer: 42"))
+    asyncio.run(single_turn(conversation))
+    assert conversation.sample().response_text == "as the engine has it, 11 tokens"
 
 
 def test_a_response_that_ends_without_the_tool_is_one_turn(tokenizer):

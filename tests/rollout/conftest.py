@@ -15,7 +15,7 @@ def dense_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def dense_pool(ray_session, dense_folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
-    with RolloutPool.start(make_config(engines=2), dense_folder, log_directory=str(logs)) as pool:
+    with RolloutPool.start(make_config(engines=2), dense_folder, log_directory=str(logs), with_text=True) as pool:
         pool.wait_until_ready()
         yield pool
 

@@ -11,6 +11,7 @@ from rollout_requests import answers, generate, make_requests, mixed_requests, r
 from rollout_weight_source import WeightSource, plan_of
 
 from rlpipe.shared.errors import DeadlineError, RolloutError
+from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rlpipe.shared.sample import Status
 from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, SamplingParameters
@@ -33,6 +34,15 @@ def test_answers_come_in_order_with_one_logprob_per_token_and_are_seen_as_they_f
     assert {one.request_id for one in seen} == {one.request_id for one in requests}
     assert all(len(one.logprobs) == len(one.token_ids) == 24 for one in generations)
     assert all(one.status is Status.TRUNCATED and one.retractions == 0 for one in generations)
+
+
+def test_engines_decode_what_they_wrote_as_the_driver_would(dense_pool, dense_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(dense_folder)
+    for one in generate(dense_pool, make_requests(4)):
+        assert one.text == tokenizer.decode(list(one.token_ids), skip_special_tokens=True)
+        assert isinstance(one.token_ids, TokenIds) and isinstance(one.logprobs, Logprobs)
 
 
 @pytest.mark.parametrize(
