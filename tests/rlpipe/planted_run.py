@@ -26,7 +26,7 @@ PLANTED = {
     "old_logprob": (Learner, "old_logprobs"),
     "advantage": (Learner, "advantages"),
     "pack": (Learner, "pack"),
-    "train_other": (Learner, "train"),
+    "train_other": (Learner, "begin_train"),
     "weight_sync": (WeightSync, "push"),
     "eval": (Evaluation, "run"),
     "checkpoint": (Session, "checkpoint"),
