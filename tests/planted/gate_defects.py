@@ -36,9 +36,9 @@ GATE_DEFECTS = (
         "gspo",
         "the reward of another sample",
         "rlpipe/generation/producer.py",
-        "        return tuple(replace(branch, reward=reward) for branch in episode)",
+        "        return tuple(branch.changed(reward=reward) for branch in episode)",
         "        last, self._last = getattr(self, '_last', reward), reward\n"
-        "        return tuple(replace(branch, reward=last) for branch in episode)",
+        "        return tuple(branch.changed(reward=last) for branch in episode)",
     ),
     _in_gate(
         "cispo",
