@@ -45,7 +45,7 @@ def generation_of(capability: Capability) -> Generation | None:
 
 
 def support_line(capability: Capability | None) -> str:
-    """What a run uses on such a GPU, None without one, in one line."""
+    """What a run uses on such a GPU, None without one, unless its configuration says otherwise, in one line."""
     if capability is None:
         return "CPU: torch's own attention and Gated DeltaNet in the actor, torch_native attention in engines"
     found = generation_of(capability)
@@ -56,5 +56,5 @@ def support_line(capability: Capability | None) -> str:
     possible = f" ({', '.join(others)} possible)" if others else ""
     return (
         f"{found.name} ({name}): actor attention by {found.attention}, Gated DeltaNet by {found.gdn[0]}{possible}; "
-        f"engine attention {found.engine_attention}; FP8 {'in hardware' if found.fp8 else 'not in hardware'}, not used"
+        f"engine attention {found.engine_attention} where it is installed; FP8 {'' if found.fp8 else 'not '}in hardware"
     )
