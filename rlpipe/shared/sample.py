@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from rlpipe.shared.number_arrays import Mask, TokenLogprobs, Tokens, count_ones
 from rlpipe.shared.turn import Outcome, Turn
 
 if TYPE_CHECKING:
     from rlpipe.shared.expert_routes import Routes
+    from rlpipe.shared.number_arrays import Mask, TokenLogprobs, Tokens
 
 
 class Status(StrEnum):
@@ -81,10 +81,10 @@ class Sample:
     sample_id: str
     group_id: str
     prompt: Prompt
-    response_ids: Tokens
+    response_ids: "Tokens"
     response_text: str
-    rollout_logprobs: TokenLogprobs
-    loss_mask: Mask
+    rollout_logprobs: "TokenLogprobs"
+    loss_mask: "Mask"
     versions: tuple[VersionSpan, ...]
     status: Status
     engine: int
@@ -125,6 +125,8 @@ class Sample:
     @property
     def trained_tokens(self) -> int:
         """Response tokens that enter the loss."""
+        from rlpipe.shared.number_arrays import count_ones  # imports numpy, which graders' processes go without
+
         return count_ones(self.loss_mask)
 
     @property

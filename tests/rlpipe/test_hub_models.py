@@ -96,7 +96,7 @@ def test_an_engine_serves_an_export_with_the_actors_log_probabilities(run, home,
     with RolloutPool.start(config, str(run / "out"), log_directory=str(run)) as pool:
         pool.wait_until_ready()
         generations = asyncio.run(_answers(pool, requests))
-    sequences = [(one.prompt_ids, answer.token_ids) for one, answer in zip(requests, generations, strict=True)]
+    sequences = [(one.prompt_ids, tuple(answer.token_ids)) for one, answer in zip(requests, generations, strict=True)]
     of_engine = np.concatenate([one.logprobs for one in generations])
     assert np.abs(_of_actor(run, environment, sequences) - of_engine).max() < 1e-4
     initial = np.concatenate([_of_transformers(home / "../policy", *one) for one in sequences])
