@@ -15,7 +15,7 @@ from rlpipe.jit_monitor import JitMonitor
 from rlpipe.jit_monitor.hooks.parallel_tuning import compiling_only
 from rlpipe.model.description import GatedDeltaNetSizes
 
-_TOKENS = 512  # of any pack: no kernel has variants for lengths
+_TOKENS = 256  # of any sequence: no kernel has variants for lengths
 
 
 def compile_gated_delta_net(
@@ -24,20 +24,38 @@ def compile_gated_delta_net(
     """Compile forward and backward for the heads of one rank; nothing where the kernels are plain torch."""
     if kernels.backend == "torch":
         return
+    ranks = parallel.tensor * parallel.context
+    processors = torch.cuda.get_device_properties(compute_device()).multi_processor_count
     with compiling_only(monitor.recorder):
-        _run(kernels, sizes, parallel.tensor * parallel.context, dtype)
+        for count in sequence_counts(kernels.backend, sizes.value_heads // ranks, processors):
+            _run(kernels, sizes, ranks, count, dtype)
     release_cached_memory()
 
 
-def _run(kernels: GdnKernels, sizes: GatedDeltaNetSizes, ranks: int, dtype: torch.dtype) -> None:
-    """One pack of two sequences through convolution and delta rule, with tensors laid out as in `GatedDeltaNet`."""
+def sequence_counts(backend: str, value_heads: int, processors: int) -> list[int]:
+    """Numbers of sequences in a pack that meet every variant of a backend's kernels, the commonest first.
+
+    FlashQLA splits heads in one, two or four by sequences times heads per multiprocessor of the GPU; as each of its
+    classes but the last is twice as wide as it begins, powers of two meet them all. FLA has one variant.
+    """
+    if backend != "flashqla":
+        return [2]
+    counts = [1]
+    while counts[-1] * value_heads < processors:
+        counts.append(2 * counts[-1])
+    return counts[::-1]
+
+
+def _run(kernels: GdnKernels, sizes: GatedDeltaNetSizes, ranks: int, count: int, dtype: torch.dtype) -> None:
+    """A pack of `count` sequences through convolution and delta rule, with tensors laid out as in `GatedDeltaNet`."""
     device = compute_device()
-    sequences = PackedSequences(qkv_format="thd", ends=(0, _TOKENS // 3, _TOKENS), device=device)
+    tokens = count * _TOKENS
+    sequences = PackedSequences(qkv_format="thd", ends=tuple(range(0, tokens + 1, _TOKENS)), device=device)
     key_heads, value_heads = sizes.key_heads // ranks, sizes.value_heads // ranks
     keys, values = key_heads * sizes.key_dim, value_heads * sizes.value_dim
     widths = [keys, keys, values]
     projected = torch.zeros(
-        _TOKENS, sum(widths) + values + 2 * value_heads, dtype=dtype, device=device, requires_grad=True
+        tokens, sum(widths) + values + 2 * value_heads, dtype=dtype, device=device, requires_grad=True
     )
     weights = [torch.zeros(width, sizes.conv_width, dtype=dtype, device=device, requires_grad=True) for width in widths]
     channels = (sizes.key_dim, sizes.value_dim)

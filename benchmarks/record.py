@@ -55,8 +55,8 @@ BENCHMARKS = {
         "what the selective policy saves of it.",
     ),
     "whole_step_flashqla": (
-        "The same with FlashQLA's kernels",
-        "Without a guard, to be set beside the first row above where both are of one host.",
+        "FLA's and FlashQLA's kernels in whole iterations",
+        "Of Gated DeltaNet, one run of each.",
     ),
     "whole_step_lora": (
         "Adapters beside full training",
@@ -289,7 +289,7 @@ ARGUMENTS = {
     "rollout_drafts": ("rollout", "--hybrid-layers", "8", "--draft", "mtp", "auto"),
     "tune_moe_fp8": ("tune_moe", "--fp8"),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
-    "whole_step_flashqla": ("whole_step", "--gdn", "flashqla", *_OF_TABLE),
+    "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),

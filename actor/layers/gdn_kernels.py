@@ -95,6 +95,8 @@ def _fla_kernels() -> GdnKernels:
 
 
 def _flashqla_kernels() -> GdnKernels:
+    """Without its automatic split of long sequences (`auto_cp`): how a sequence was computed would follow from those
+    beside it in the pack, lengths would be copied to the host, and twice as many kernels compile."""
     rule = _require("flash_qla", "flashqla").chunk_gated_delta_rule
 
     def delta_rule(
@@ -110,6 +112,7 @@ def _flashqla_kernels() -> GdnKernels:
             decay.unsqueeze(0),
             beta.unsqueeze(0),
             cu_seqlens=sequences.ends_tensor,
+            auto_cp=False,
         )
         return out.squeeze(0)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from actor.early_compilation import sequence_counts
 from actor.layers.gdn_backend import Machine, choose_gdn_backend
 from rlpipe.model.description import GatedDeltaNetSizes
 from rlpipe.shared.errors import ConfigError, ResourceError
@@ -79,3 +80,17 @@ def test_a_model_that_does_not_suit_a_backend_is_refused(requested, sizes, dtype
         choose_gdn_backend(requested, sizes, dtype, HOPPER)
     assert words in str(error.value)
     assert choose_gdn_backend("auto", sizes, dtype, HOPPER).backend in ("torch", "fla")
+
+
+@pytest.mark.parametrize("value_heads", [1, 2, 4, 8, 16, 32, 48, 64])
+def test_packs_compiled_early_meet_every_split_of_flashqla(value_heads):
+    """Its wrapper cuts value channels in one, two or four by how many blocks fill 70 % of the multiprocessors."""
+    processors = 132
+
+    def cuts(sequences: int) -> int:
+        blocks, wanted = sequences * value_heads, int(0.7 * processors)
+        return 1 if blocks >= wanted else 2 if 2 * blocks >= wanted else 4
+
+    met = {cuts(count) for count in sequence_counts("flashqla", value_heads, processors)}
+    assert met == {cuts(sequences) for sequences in range(1, 1000)}
+    assert sequence_counts("fla", value_heads, processors) == [2]
