@@ -121,8 +121,9 @@ def _planned(estimate: Plan, tokens: int, options: argparse.Namespace) -> dict[s
     figures = {"time/step_seconds": step, "perf/actor_train_seconds": step}
     if step:
         figures["tokens_per_gpu"] = tokens / options.context / step
-    peak = [need for name, need in needs.items() if name.startswith("GPU")]
-    return figures | ({"memory/actor_gpu_peak_bytes": max(peak)} if peak else {})
+    if "actor GPU" in needs:
+        figures["memory/actor_gpu_peak_bytes"] = needs["actor GPU"] + estimate.kept_state_bytes
+    return figures
 
 
 def _print_row(tokens: int, kind: str, row: dict[str, float], note: str) -> None:
