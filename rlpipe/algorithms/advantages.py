@@ -22,20 +22,25 @@ STD_EPSILON = 1e-6
 class ScoredBatch:
     """What an advantage function sees of `n` episodes, each of which is one response unless it has several branches.
 
-    scores: float64 [n], rewards after shaping. groups: int64 [n], 0..G-1, every number in use. trained_tokens: int64
-    [n]. token_penalties: float64 [response tokens] per episode to be subtracted from the reward token by token, for
-    functions that keep token-level returns; None where there are none. Their sums are NOT part of `scores`.
-    token_masks: float64 [response tokens] per episode, given with `token_penalties`; 1 where a token is trained. The
-    response tokens of branches follow each other, in the order in which the policy last wrote in them. find_turns: what
+    scores: float64 [n], rewards after shaping. groups: int64 [n], 0..G-1, every number in use. token_penalties: float64
+    [response tokens] per episode to be subtracted from the reward token by token, for functions that keep token-level
+    returns; None where there are none. Their sums are NOT part of `scores`. token_masks: float64 [response tokens] per
+    episode, given with `token_penalties`; 1 where a token is trained. The response tokens of branches follow each
+    other, in the order in which the policy last wrote in them. count_trained, find_turns: what `trained_tokens` and
     `turns` are, for the functions that ask for them.
     """
 
     scores: Scores
     groups: NDArray[np.int64]
-    trained_tokens: NDArray[np.int64]
+    count_trained: Callable[[], NDArray[np.int64]]
     token_penalties: tuple[Scores, ...] | None = None
     token_masks: tuple[Scores, ...] | None = None
     find_turns: Callable[[], TurnTable] | None = None
+
+    @cached_property
+    def trained_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each episode that enter the loss: int64 [n]."""
+        return self.count_trained()
 
     @cached_property
     def turns(self) -> TurnTable:

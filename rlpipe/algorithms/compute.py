@@ -1,6 +1,5 @@
 """From graded samples to samples with advantages, with a count of everything out of the ordinary."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from rlpipe.algorithms.turns import token_values, turn_table
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
+from rlpipe.shared.sample_table import Advantage, SampleTable
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AdvantageCounts:
 class AdvantageResult:
     """The samples that can be trained, in the order given, with `advantage` set."""
 
-    samples: tuple[Sample, ...]
+    samples: SampleTable
     counts: AdvantageCounts
 
 
@@ -78,18 +78,27 @@ def compute_advantages(
     needed where `config.kl.placement` is "reward". Raises DataError for no samples, for an episode without a reward or
     with several, and for a reward that is not finite.
     """
-    whole = [sample for sample in samples if sample.status is not Status.FAILED]
-    usable = by_episode(whole)
+    graded = SampleTable.of(samples)
+    if graded.failed.any():
+        graded = SampleTable.of([sample for sample in samples if sample.status is not Status.FAILED])
+    usable = by_episode(graded)
     if not usable:
         raise DataError(f"no sample of {len(samples)} can be trained: all failed")
+    if len(usable) < len(graded):
+        graded = SampleTable.of([sample for episode in usable for sample in episode])
     shaped = [mask_truncated(episode) for episode in usable] if config.overlong.mask_truncated else usable
-    length_penalties = _length_penalties(shaped, config, max_response_tokens)
+    if shaped is not usable:
+        graded = graded.with_samples([sample for episode in shaped for sample in episode])
+    firsts = np.cumsum([0, *map(len, shaped[:-1])])
+    longest_tokens = np.maximum.reduceat(graded.response_tokens, firsts)
+    length_penalties = _length_penalties(longest_tokens, config, max_response_tokens)
     penalties = _token_penalties(shaped, config, kl_by_sample)
-    groups = group_numbers(shaped)
+    _check_scores(graded, shaped)
+    groups = graded.groups[firsts]
     batch = ScoredBatch(
-        scores=_scores(shaped) + length_penalties,
+        scores=graded.scores[firsts] + length_penalties,
         groups=groups,
-        trained_tokens=np.array([sum(one.trained_tokens for one in episode) for episode in shaped], dtype=np.int64),
+        count_trained=lambda: np.add.reduceat(graded.trained_tokens, firsts),
         token_penalties=penalties,
         token_masks=tuple(map(_mask, shaped)) if penalties else None,
         find_turns=lambda: turn_table(shaped, groups),
@@ -97,15 +106,14 @@ def compute_advantages(
     found = advantage_function(config.advantage)(batch, config)
     by_turn = isinstance(found, TurnAdvantages)
     advantages = token_values(batch.turns, found.values, shaped) if isinstance(found, TurnAdvantages) else found
-    result = tuple(_with_advantage(shaped, advantages))
     sizes = np.bincount(batch.groups)
     return AdvantageResult(
-        result,
+        graded.with_advantages(_by_sample(shaped, advantages)),
         AdvantageCounts(
-            samples=len(result),
+            samples=len(graded),
             episodes=len(shaped),
             groups=len(sizes),
-            failed_samples=len(by_episode(samples)) - len(usable) if len(whole) < len(samples) else 0,
+            failed_samples=len(by_episode(samples)) - len(usable) if len(graded) < len(samples) else 0,
             singleton_groups=int((sizes == 1).sum()),
             short_groups=int((sizes < sizes.max()).sum()),
             equal_reward_groups=int((equal_score_groups(batch.returns, batch.groups) & (sizes > 1)).sum()),
@@ -118,41 +126,32 @@ def compute_advantages(
     )
 
 
-def group_numbers(episodes: Sequence[Episode]) -> NDArray[np.int64]:
-    """Each episode's group as a number, 0, 1, ... in order of first appearance: int64 [n]."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(episode[0].group_id, len(numbers)) for episode in episodes], dtype=np.int64)
-
-
-def _scores(episodes: Sequence[Episode]) -> NDArray[np.float64]:
-    scores = np.empty(len(episodes))
-    for i, episode in enumerate(episodes):
-        for sample in episode:
-            if sample.reward is None or not math.isfinite(sample.reward.score):
-                raise DataError(
-                    f"sample {sample.sample_id} has the reward {sample.reward}: grade it with a finite score"
-                )
-            scores[i] = sample.reward.score
-        if len(episode) == 1:
-            continue
+def _check_scores(samples: SampleTable, episodes: Sequence[Episode]) -> None:
+    for index in np.flatnonzero(~np.isfinite(samples.scores)).tolist():
+        name, reward = samples[index].sample_id, samples[index].reward
+        raise DataError(f"sample {name} has the reward {reward}: grade it with a finite score")
+    if len(episodes) == len(samples):
+        return
+    for episode in episodes:
         found = {sample.reward.score for sample in episode if sample.reward}
         if len(found) > 1:
             raise DataError(
                 f"the branches of episode {episode[0].episode} have the scores {sorted(found)}: give all of them one"
             )
-    return scores
 
 
 def _length_penalties(
-    episodes: Sequence[Episode], config: AlgorithmConfig, max_response_tokens: int
+    longest_tokens: NDArray[np.int64], config: AlgorithmConfig, max_response_tokens: int
 ) -> NDArray[np.float64]:
-    """That of the longest branch."""
+    """longest_tokens: int64 [n], responses of the longest branch of each episode."""
     overlong = config.overlong
     if overlong.buffer_tokens == 0 or overlong.penalty == 0:
-        return np.zeros(len(episodes))
-    longest = [max([sample.response_tokens for sample in episode]) for episode in episodes]
+        return np.zeros(len(longest_tokens))
     return np.array(
-        [overlong.penalty * overlong_penalty(tokens, max_response_tokens, overlong.buffer_tokens) for tokens in longest]
+        [
+            overlong.penalty * overlong_penalty(tokens, max_response_tokens, overlong.buffer_tokens)
+            for tokens in longest_tokens.tolist()
+        ]
     )
 
 
@@ -178,20 +177,15 @@ def _mask(episode: Episode) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(sample.loss_mask, np.float64) for sample in episode])
 
 
-def _with_advantage(episodes: Sequence[Episode], advantages: EpisodeAdvantages) -> list[Sample]:
-    """`advantage` per sample; with token-level ones also `token_advantages`, whose mean `advantage` then is."""
+def _by_sample(episodes: Sequence[Episode], advantages: EpisodeAdvantages) -> Sequence[Advantage]:
+    """That of its episode for each sample; of several for each token its own."""
     if isinstance(advantages, np.ndarray):
-        return [
-            sample.changed(advantage=value)
-            for episode, value in zip(episodes, advantages.tolist(), strict=True)
-            for sample in episode
-        ]
+        one_each: list[float] = np.repeat(advantages, list(map(len, episodes))).tolist()
+        return one_each
     return [
-        sample.changed(advantage=_mean(own), token_advantages=tuple(own.tolist()))
+        own
         for episode, values in zip(episodes, advantages, strict=True)
-        for sample, own in zip(
-            episode, np.split(values, np.cumsum([one.response_tokens for one in episode])[:-1]), strict=True
-        )
+        for own in np.split(values, np.cumsum([one.response_tokens for one in episode])[:-1])
     ]
 
 

@@ -53,6 +53,6 @@ def padded_ends(lengths_tokens: Sequence[int], limits: PackLimits) -> list[int]:
     """Where sequences of these real lengths end in their pack, each padded to `limits.sequence_multiple`, the last one
     further so that the pack meets `limits.pack_multiple`."""
     multiple = limits.sequence_multiple
-    ends = list(accumulate(-(-tokens // multiple) * multiple for tokens in lengths_tokens))
+    ends = list(accumulate([-(-tokens // multiple) * multiple for tokens in lengths_tokens]))
     ends[-1] = -(-ends[-1] // limits.pack_multiple) * limits.pack_multiple
     return ends

@@ -1,9 +1,9 @@
-"""A pack of rollouts that is laid out in the process that trains on it."""
+"""Packs of rollouts: on the driver a choice of samples, and laid out in the process that trains on them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from operator import add
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
@@ -12,28 +12,31 @@ from numpy.typing import NDArray
 from rlpipe.batching.build_pack import build_pack, padded_ends
 from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.sequences import TrainingSequence, check_lengths, response_sequence
-from rlpipe.shared.number_arrays import NumberArray
 from rlpipe.shared.pack import Pack, PackFrame
-from rlpipe.shared.sample import Sample
+from rlpipe.shared.sample_table import SampleTable
+
+Content = Any
+"""The memory of an array: a PickleBuffer, which Ray copies into its store once, or bytes, which are there once however
+many packs of a rank have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactPack(PackFrame):
     """The arrays of its `n` samples as they are, each number once: 8 bytes a token instead of the 44 and more of a
-    `Pack`. The driver copies none of them; Ray does, once, into its store.
+    `Pack`.
 
     prompts, responses: int32 [tokens] of each sample; rollout_logprobs: float32 [response tokens] of each. loss_masks:
     int8 [response tokens] of each, None where all of them are trained. advantages: of each sample, one or float64
     [response tokens]. token_weights, temperatures: of each sample, what `build_pack` asks for.
     """
 
-    prompts: tuple[NDArray[np.int32], ...]
-    responses: tuple[NDArray[np.int32], ...]
-    rollout_logprobs: tuple[NDArray[np.float32], ...]
-    loss_masks: tuple[NDArray[np.int8], ...] | None
-    advantages: tuple[float | NDArray[np.float64], ...]
-    token_weights: tuple[float, ...]
-    temperatures: tuple[float, ...]
+    prompts: list[Content]
+    responses: list[Content]
+    rollout_logprobs: list[Content]
+    loss_masks: list[Content] | None
+    advantages: list[float | NDArray[np.float64]]
+    temperatures: list[float]
+    token_weights: Sequence[float]
     limits: PackLimits
 
     def laid_out(self) -> Pack:
@@ -42,69 +45,102 @@ class CompactPack(PackFrame):
         return replace(laid, old_logprobs=self.old_logprobs, ref_logprobs=self.ref_logprobs, routes=self.routes)
 
     def _sequence(self, index: int) -> TrainingSequence:
-        prompt = self.prompts[index]
+        prompt = np.frombuffer(self.prompts[index], np.int32)
         return response_sequence(
             self.sample_ids[index],
-            np.concatenate((prompt, self.responses[index])),
+            np.concatenate((prompt, np.frombuffer(self.responses[index], np.int32))),
             len(prompt),
-            loss_mask=1 if self.loss_masks is None else self.loss_masks[index],
+            loss_mask=1 if self.loss_masks is None else np.frombuffer(self.loss_masks[index], np.int8),
             advantages=self.advantages[index],
-            rollout_logprobs=self.rollout_logprobs[index],
+            rollout_logprobs=np.frombuffer(self.rollout_logprobs[index], np.float32),
             temperature=self.temperatures[index],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPack(PackFrame):
+    """Samples `indices` of those that `packer` has. Pickled it is a `CompactPack`, so that the arrays of millions of
+    samples are looked for once: when they are sent."""
+
+    packer: "SamplePacker"
+    indices: Sequence[int]
+    token_weights: Sequence[float]
+
+    def laid_out(self) -> Pack:
+        received, content = self.__reduce__()
+        return received(*content).laid_out()
+
+    def __reduce__(self) -> tuple[Callable[..., CompactPack], tuple[Any, ...]]:
+        known = (self.sample_ids, self.cu_seqlens, self.cu_seqlens_padded)
+        found = (self.old_logprobs, self.ref_logprobs, self.routes)
+        return _received, (*known, *found, *self.packer.content(self.indices), self.token_weights, self.packer.limits)
+
+
+def _received(*content: Any) -> CompactPack:
+    """content: the fields of a CompactPack in order."""
+    return CompactPack(**dict(zip(_FIELDS, content, strict=True)))
+
+
+_FIELDS = tuple(field.name for field in fields(CompactPack))
 
 
 class SamplePacker:
     """Makes packs of `samples`, of which groups have their prompt in common.
 
-    lengths_tokens, trained_tokens: of each sample.
+    ids, lengths_tokens: of each sample.
     """
 
-    def __init__(self, samples: Sequence[Sample], limits: PackLimits) -> None:
+    def __init__(self, samples: SampleTable, limits: PackLimits) -> None:
         """Raises DataError for a sample that no pack can hold, whatever its length."""
-        self._samples = samples
-        self._limits = limits
-        self._responses = [sample.response_tokens for sample in samples]
-        prompts = [sample.prompt_tokens for sample in samples]
-        for sample, prompt, response in zip(samples, prompts, self._responses, strict=True):
-            check_lengths(sample, prompt, response)
-        self.lengths_tokens = list(map(add, prompts, self._responses))
-        self.trained_tokens = [sample.trained_tokens for sample in samples]
-        self._prompts: dict[int, NDArray[np.int32]] = {}
+        for index in np.flatnonzero(samples.uneven).tolist():
+            check_lengths(samples[index])
+        self.limits = limits
+        self._samples = samples.samples
+        self.ids = [sample.sample_id for sample in samples.samples]
+        self.lengths_tokens = (samples.prompt_tokens + samples.response_tokens).tolist()
+        self._masked = set(np.flatnonzero(samples.trained_tokens < samples.response_tokens).tolist())
+        # One that is not computed yet reads as 0.
+        self._advantages = [one if isinstance(one, np.ndarray) else one or 0.0 for one in samples.advantages]
+        self._prompts: dict[int, bytes] = {}
 
-    def pack(self, indices: Sequence[int], weights: NDArray[np.float64]) -> CompactPack:
-        """weights: float64 [n], of each trained token of these samples."""
-        samples = [self._samples[index] for index in indices]
-        lengths = [self.lengths_tokens[index] for index in indices]
-        all_trained = all([self.trained_tokens[index] == self._responses[index] for index in indices])
-        return CompactPack(
-            sample_ids=tuple([sample.sample_id for sample in samples]),
+    def pack(self, indices: Sequence[int], token_weights: Sequence[float]) -> SampledPack:
+        """token_weights: of each trained token of these samples."""
+        ids, lengths = self.ids, [self.lengths_tokens[index] for index in indices]
+        return SampledPack(
+            sample_ids=tuple([ids[index] for index in indices]),
             cu_seqlens=(0, *accumulate(lengths)),
-            cu_seqlens_padded=(0, *padded_ends(lengths, self._limits)),
-            prompts=tuple([self._prompt(sample) for sample in samples]),
-            responses=tuple([_array(sample.response_ids, np.int32) for sample in samples]),
-            rollout_logprobs=tuple([_array(sample.rollout_logprobs, np.float32) for sample in samples]),
-            loss_masks=None if all_trained else tuple([_array(sample.loss_mask, np.int8) for sample in samples]),
-            advantages=tuple(map(_advantage, samples)),
-            token_weights=tuple(weights.tolist()),
-            temperatures=tuple([sample.temperature for sample in samples]),
-            limits=self._limits,
+            cu_seqlens_padded=(0, *padded_ends(lengths, self.limits)),
+            packer=self,
+            indices=indices,
+            token_weights=token_weights,
         )
 
-    def _prompt(self, sample: Sample) -> NDArray[np.int32]:
-        token_ids = sample.prompt.token_ids
-        known = self._prompts.get(id(token_ids))  # the samples keep it, so that no other takes its place
-        if known is None:
-            known = self._prompts[id(token_ids)] = _array(token_ids, np.int32)
-        return known
+    def content(self, indices: Sequence[int]) -> tuple[list[Any] | None, ...]:
+        """What a `CompactPack` has of each of these samples, from `prompts` to `temperatures`."""
+        prompts: list[Content] = []
+        responses: list[Content] = []
+        logprobs: list[Content] = []
+        temperatures: list[float] = []
+        for index in indices:  # one loop, without a call for each field: what it takes, GPUs wait for
+            sample = self._samples[index]
+            prompt, ids, chances = sample.prompt.token_ids, sample.response_ids, sample.rollout_logprobs
+            prompts.append(self._prompts.get(id(prompt)) or self._added(prompt))
+            responses.append(PickleBuffer(_content(ids, np.int32) if isinstance(ids, tuple) else ids.content))
+            logprobs.append(
+                PickleBuffer(_content(chances, np.float32) if isinstance(chances, tuple) else chances.content)
+            )
+            temperatures.append(sample.temperature)
+        every = self._masked.isdisjoint(indices)
+        masks = (
+            None if every else [PickleBuffer(_content(self._samples[index].loss_mask, np.int8)) for index in indices]
+        )
+        return prompts, responses, logprobs, masks, [self._advantages[index] for index in indices], temperatures
+
+    def _added(self, prompt: tuple[int, ...]) -> bytes:
+        """Kept by its place in memory, which samples keep from others."""
+        added = self._prompts[id(prompt)] = np.array(prompt, np.int32).tobytes()
+        return added
 
 
-def _advantage(sample: Sample) -> float | NDArray[np.float64]:
-    """Of each token where they are told apart. One that is not computed yet reads as 0."""
-    if sample.token_advantages is None:
-        return sample.advantage or 0.0
-    return np.array(sample.token_advantages, np.float64)
-
-
-def _array(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    return values.array if isinstance(values, NumberArray) else np.array(values, dtype)
+def _content(values: Any, dtype: type[np.generic]) -> Any:
+    return np.asarray(values, dtype)

@@ -68,7 +68,7 @@ def plan_packs(
     ranks = _fewest_packs(sequences, data_parallel, limits.count_multiple)
     names = fits.tolist()
     return PackPlan(
-        tuple(tuple(tuple(sorted(names[item] for item in pack)) for pack in rank) for rank in ranks),
+        tuple(tuple(tuple(sorted([names[item] for item in pack])) for pack in rank) for rank in ranks),
         tuple(np.flatnonzero(padded > limits.capacity_tokens).tolist()),
     )
 

@@ -69,11 +69,12 @@ def response_sequence(
     )
 
 
-def check_lengths(sample: Sample, prompt: int, response: int) -> None:
+def check_lengths(sample: Sample) -> None:
     """Raises DataError for an empty prompt (nothing predicts the first response token) and for arrays of unequal
-    length. prompt, response: how many tokens these are."""
-    if prompt == 0:
+    length."""
+    if sample.prompt_tokens == 0:
         raise DataError(f"sample {sample.sample_id} has an empty prompt: give it at least one token")
+    response = sample.response_tokens
     if not response == len(sample.loss_mask) == len(sample.rollout_logprobs):
         raise DataError(
             f"sample {sample.sample_id} has {response} response tokens, {len(sample.loss_mask)} loss mask entries and "

@@ -1,9 +1,10 @@
 """The packs of one iteration: for the update, for passes without gradients, and for supervised training."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.pack import Pack, PackFrame, dummy_pack
 from rlpipe.shared.sample import Sample
+from rlpipe.shared.sample_table import SampleTable, numbered
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,12 @@ def pack_for_training(
     fewer groups than `updates` there are as many steps as groups. norm_tokens: the constant of `sequence_sum_norm`.
     Raises DataError for no samples, for a sample id that occurs twice and for a sample without an advantage.
     """
-    for sample in samples:
-        if sample.advantage is None:
-            raise DataError(f"sample {sample.sample_id} has no advantage: compute advantages before packing")
+    table = SampleTable.of(samples)
+    for index, advantage in enumerate(table.advantages):
+        if advantage is None:
+            raise DataError(f"sample {table[index].sample_id} has no advantage: compute advantages before packing")
     return _packed(
-        *_of_samples(samples, limits),
+        *_of_samples(table, limits),
         limits,
         data_parallel=data_parallel,
         aggregation=aggregation,
@@ -81,16 +84,16 @@ def pack_sequences(
     cost: CostModel = proportional_cost,
 ) -> TrainingPacks:
     """`pack_for_training` for sequences from anywhere, for instance `supervised_sequence`."""
-    batch = _Batch.of(
+    batch = _Batch(
         [sequence.sequence_id for sequence in sequences],
-        [sequence.group_id for sequence in sequences],
-        [sequence.episode for sequence in sequences],
-        [sequence.tokens for sequence in sequences],
-        [sequence.trained_tokens for sequence in sequences],
+        numbered(sequence.group_id for sequence in sequences),
+        lambda: numbered(sequence.episode for sequence in sequences),
+        np.array([sequence.tokens for sequence in sequences], np.int64),
+        np.array([sequence.trained_tokens for sequence in sequences], np.int64),
     )
 
-    def lay(indices: Sequence[int], weights: NDArray[np.float64]) -> Pack:
-        return build_pack([sequences[index] for index in indices], weights.tolist(), limits)
+    def lay(indices: Sequence[int], weights: Sequence[float]) -> Pack:
+        return build_pack([sequences[index] for index in indices], weights, limits)
 
     return _packed(
         batch,
@@ -119,50 +122,39 @@ def pack_for_logprobs(
     return ForwardPacks([rank[0] for rank in packed.ranks], packed.report)
 
 
+_Numbers = NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class _Batch:
     """What planning knows of `n` sequences. groups, episodes, lengths_tokens, trained_tokens: int64 [n]; groups and
-    episodes are numbers in the order of their first appearance."""
+    episodes, which not every aggregation asks for, are numbers in the order of their first appearance."""
 
     ids: Sequence[str]
-    groups: NDArray[np.int64]
-    episodes: NDArray[np.int64]
-    lengths_tokens: NDArray[np.int64]
-    trained_tokens: NDArray[np.int64]
+    groups: _Numbers
+    episodes: Callable[[], _Numbers]
+    lengths_tokens: _Numbers
+    trained_tokens: _Numbers
 
-    @classmethod
-    def of(
-        cls,
-        ids: Sequence[str],
-        groups: Sequence[str],
-        episodes: Sequence[str],
-        lengths_tokens: Sequence[int],
-        trained_tokens: Sequence[int],
-    ) -> Self:
+    def __post_init__(self) -> None:
         """Raises DataError for no sequence and for an id that occurs twice."""
-        if not ids:
+        if not self.ids:
             raise DataError("there is nothing to pack: no sample was left")
-        if len(set(ids)) < len(ids):
-            twice = next(name for name, count in Counter(ids).items() if count > 1)
+        if len(set(self.ids)) < len(self.ids):
+            twice = next(name for name, count in Counter(self.ids).items() if count > 1)
             raise DataError(f"sample id {twice} occurs twice in one batch: ids must be unique")
-        lengths, trained = np.array(lengths_tokens, np.int64), np.array(trained_tokens, np.int64)
-        return cls(ids, _numbers(groups), _numbers(episodes), lengths, trained)
 
 
-_Lay = Callable[[Sequence[int], NDArray[np.float64]], PackFrame]
-"""The pack of sequences of a batch, from their indices and the weights of their tokens: float64 [n]."""
+_Lay = Callable[[Sequence[int], Sequence[float]], PackFrame]
+"""The pack of sequences of a batch, from their indices and the weights of their tokens."""
 
 
 def _of_samples(samples: Sequence[Sample], limits: PackLimits) -> tuple[_Batch, _Lay]:
-    packer = SamplePacker(samples, limits)
-    batch = _Batch.of(
-        [sample.sample_id for sample in samples],
-        [sample.group_id for sample in samples],
-        [sample.episode for sample in samples],
-        packer.lengths_tokens,
-        packer.trained_tokens,
-    )
-    return batch, packer.pack
+    table = SampleTable.of(samples)
+    packer = SamplePacker(table, limits)
+    episodes = partial(numbered, (sample.episode for sample in table.samples))
+    lengths = table.prompt_tokens + table.response_tokens
+    return _Batch(packer.ids, table.groups, episodes, lengths, table.trained_tokens), packer.pack
 
 
 def _packed(
@@ -179,15 +171,18 @@ def _packed(
     kept, oversize = _fitting(batch, limits)
     ranks: list[list[list[PackFrame]]] = [[] for _ in range(data_parallel)]
     plans: list[tuple[PackPlan, NDArray[np.int64]]] = []
+    episodes = batch.episodes() if aggregation == "episode_mean" else np.arange(len(batch.ids))
     for step in _steps(kept, batch.groups, updates):
         lengths = batch.lengths_tokens[step]
         plan = plan_packs(lengths, limits, data_parallel, cost)
         plans.append((plan, lengths))
         weights = sequence_weights(
-            batch.trained_tokens[step], batch.groups[step], aggregation, norm_tokens, batch.episodes[step]
+            batch.trained_tokens[step], batch.groups[step], aggregation, norm_tokens, episodes[step]
         )
+        members = np.fromiter(chain.from_iterable(chain.from_iterable(plan.ranks)), np.int64)
+        indices, token_weights = iter(step[members].tolist()), iter(weights[members].tolist())
         for rank, packs in zip(ranks, plan.ranks, strict=True):
-            rank.append([_lay(pack, step, weights, lay, limits) for pack in packs])
+            rank.append([_lay(len(pack), indices, token_weights, lay, limits) for pack in packs])
     trained = int(batch.trained_tokens[kept].sum())
     report = report_on(plans, limits, cost, trained, [batch.ids[index] for index in oversize])
     return TrainingPacks(ranks, report, tuple(lengths for _, lengths in plans))
@@ -212,16 +207,10 @@ def _steps(kept: NDArray[np.int64], groups: NDArray[np.int64], updates: int) -> 
     return [kept[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
 
-def _numbers(names: Sequence[str]) -> NDArray[np.int64]:
-    """Each name as a number, 0, 1, ... in order of first appearance: int64 [n]."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
-
-
 def _lay(
-    pack: Sequence[int], step: NDArray[np.int64], weights: NDArray[np.float64], lay: _Lay, limits: PackLimits
+    count: int, indices: Iterator[int], token_weights: Iterator[float], lay: _Lay, limits: PackLimits
 ) -> PackFrame:
-    if not pack:
+    """Of the next `count` sequences."""
+    if not count:
         return dummy_pack(limits.pack_multiple)
-    members = list(pack)
-    return lay(step[members].tolist(), weights[members])
+    return lay(list(islice(indices, count)), list(islice(token_weights, count)))

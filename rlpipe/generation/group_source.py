@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.generation.filters import GroupFilter, drop_reason
@@ -14,7 +15,8 @@ from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.monitoring.console import TaskProgress
 from rlpipe.monitoring.response_record import GroupLengths, ResponseRecord
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.sample import Episode, Prompt, Sample, Status
+from rlpipe.shared.sample import Episode, Prompt, Status
+from rlpipe.shared.sample_table import SampleTable
 from rollout.partial_response import PartialResponse
 
 
@@ -51,8 +53,10 @@ class Group:
     def missing(self) -> list[PromptRequest]:
         return [request for request in self.requests if request.sample_id not in self.episodes]
 
-    def in_order(self) -> list[Sample]:
-        return [sample for request in self.requests for sample in self.episodes[request.sample_id]]
+    @cached_property
+    def samples(self) -> SampleTable:
+        """Of a group that misses none."""
+        return SampleTable.of([one for request in self.requests for one in self.episodes[request.sample_id]])
 
     def written(self) -> "WrittenGroup":
         """Of a group that misses none."""
@@ -102,7 +106,7 @@ class Batch:
     them needs, where all were there at once.
     """
 
-    samples: list[Sample]
+    samples: SampleTable
     grading_seconds: float
     seconds: float
     tokens: int
@@ -260,7 +264,7 @@ class GroupSource:
             self._keep_or_drop(group)
             return
         self._written.append(group.written())
-        reason = drop_reason(group.in_order(), self._filters) or self._stale(group)
+        reason = drop_reason(group.samples, self._filters) or self._stale(group)
         if reason is None:
             quota.finished.append(group)
         else:
@@ -343,7 +347,7 @@ class GroupSource:
         tokens, self._tokens = self._tokens, 0
         written, self._written = self._written, []
         return Batch(
-            samples=[sample for group in taken for sample in group.in_order()],
+            samples=SampleTable.joined([group.samples for group in taken]),
             grading_seconds=self._meter.take(),
             seconds=end - begin,
             tokens=tokens,

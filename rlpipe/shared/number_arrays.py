@@ -17,11 +17,12 @@ Number = TypeVar("Number", int, float)
 class NumberArray(Sequence[Number], Generic[Number]):
     """Never changes. Compares, adds and slices as a tuple does, also with tuples; its entries are Python numbers.
 
-    `array`: one-dimensional, read-only, of `dtype`. A slice shares its memory. Pickled it is its bytes, so that what a
+    `array`: one-dimensional, contiguous, read-only, of `dtype`. `content`: its memory, as an array or bytes. A slice
+    shares it. Pickled it is its bytes, so that what a
     process receives is its own copy and no part of Ray's object store.
     """
 
-    __slots__ = ("array",)
+    __slots__ = ("array", "content")
     dtype: ClassVar[np.dtype[Any]]
     kinds: ClassVar[str]
     """Kinds of numpy's types that it can be made of."""
@@ -55,14 +56,17 @@ class NumberArray(Sequence[Number], Generic[Number]):
 
     @classmethod
     def _of_bytes(cls, content: bytes) -> Self:
-        return cls._around(np.frombuffer(content, cls.dtype))
+        made = cls._around(np.frombuffer(content, cls.dtype))
+        made.content = content
+        return made
 
     def _take(self, array: NDArray[Any]) -> None:
         array.flags.writeable = False
         self.array = array
+        self.content: Any = array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._of_bytes, (self.array.tobytes(),)
+        return self._of_bytes, (bytes(self.content),)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.array, dtype, copy=copy) if copy else np.asarray(self.array, dtype)
@@ -79,7 +83,7 @@ class NumberArray(Sequence[Number], Generic[Number]):
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: SupportsIndex | slice) -> "Number | Self":
         if isinstance(index, slice):
-            return self._around(self.array[index])
+            return self._around(np.ascontiguousarray(self.array[index]))
         entry: Number = self.array[index].item()
         return entry
 
@@ -147,8 +151,3 @@ class LossMask(NumberArray[int]):
 Tokens = tuple[int, ...] | TokenIds
 TokenLogprobs = tuple[float, ...] | Logprobs
 Mask = tuple[int, ...] | LossMask
-
-
-def count_ones(mask: Mask) -> int:
-    """Of a mask of zeros and ones."""
-    return mask.ones if isinstance(mask, LossMask) else sum(mask)

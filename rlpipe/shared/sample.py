@@ -101,8 +101,9 @@ class Sample:
 
     def changed(self, **fields: object) -> Self:
         """`dataclasses.replace` without a call for each field, which for the samples of an iteration take seconds."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, **fields)
+        other, content = object.__new__(type(self)), self.__dict__.copy()
+        content.update(fields)
+        object.__setattr__(other, "__dict__", content)
         return other
 
     @property
@@ -125,9 +126,8 @@ class Sample:
     @property
     def trained_tokens(self) -> int:
         """Response tokens that enter the loss."""
-        from rlpipe.shared.number_arrays import count_ones  # imports numpy, which graders' processes go without
-
-        return count_ones(self.loss_mask)
+        mask = self.loss_mask  # asked for what it is, because graders' processes go without the numpy of arrays
+        return sum(mask) if isinstance(mask, tuple) else mask.ones
 
     @property
     def oldest_version(self) -> int:

@@ -25,6 +25,7 @@ from rlpipe.flops.route_shape import route_shape
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Sample
+from rlpipe.shared.sample_table import SampleTable
 
 if TYPE_CHECKING:
     from actor.group import ActorGroup, Pending
@@ -69,11 +70,11 @@ class Learner:
         return "old log-probabilities: pass skipped, each iteration is one on-policy step"
 
     def advantages(
-        self, samples: Sequence[Sample], reference: LogprobsBySample | None, old: LogprobsBySample | None, version: int
+        self, samples: SampleTable, reference: LogprobsBySample | None, old: LogprobsBySample | None, version: int
     ) -> AdvantageResult:
         """Advantages of the samples that can be trained, by weights of `version`."""
         if self._config.rollout.mask_off_policy:
-            samples = [mask_off_policy(sample, version) for sample in samples]
+            samples = samples.with_samples([mask_off_policy(sample, version) for sample in samples])
         kl = self._config.algorithm.kl
         penalties = None
         if reference is not None and kl.placement == "reward":

@@ -58,10 +58,12 @@ def _iterate(run: Session) -> None:
                 # Beside the actor, for samples by the million take the driver seconds.
                 step.add(rollout_metrics(samples, run.weights.version))
                 step.add(run.rollouts.grading_metrics(samples))
+                step.add(run.packing_metrics(packs))
+                step.sample_rows = graded_table(samples, rows=4)
+                step.transcripts = run.rollouts.transcripts(result.samples)
                 report = training.result()
             with step.phase("tracking"):
                 step.add(result.counts.metrics)
-                step.add(run.packing_metrics(packs))
                 step.add(report.metrics)
                 usage = run.pool.take_usage()
                 step.add(generation_metrics(batch, usage))
@@ -70,9 +72,7 @@ def _iterate(run: Session) -> None:
                 if iteration == run.start.iteration + 1:
                     step.add(start_metrics(usage, psutil.Process().create_time()))
                 step.add(run.data_metrics())
-                step.sample_rows = graded_table(samples, rows=4)
                 step.responses = batch.record
-                step.transcripts = run.rollouts.transcripts(result.samples)
             with step.phase("rollout"):
                 run.rollouts.wait_for_running()
             with step.phase("weight_sync"):

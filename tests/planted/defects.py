@@ -28,9 +28,9 @@ _ALGORITHMS = [
     ),
     Defect(
         "advantage: token-level ones are overlooked",
-        "rlpipe/batching/compact_pack.py",
-        "    if sample.token_advantages is None:",
-        "    if True:",
+        "rlpipe/shared/sample_table.py",
+        "if sample.advantage is None or sample.token_advantages is None:",
+        "if True:",
         "rlpipe/test_batching_packs.py::test_token_advantages_take_precedence",
     ),
     Defect(
@@ -109,8 +109,8 @@ _PACKS = [
     Defect(
         "loss weights with the denominator of the pack",
         "rlpipe/batching/training_packs.py",
-        "return lay(step[members].tolist(), weights[members])",
-        "return lay(step[members].tolist(), weights[members] * len(step) / len(members))",
+        "return lay(list(islice(indices, count)), list(islice(token_weights, count)))",
+        "return lay(list(islice(indices, count)), [weight / count for weight in islice(token_weights, count)])",
         "rlpipe/test_batching_packs.py::test_every_sample_once_within_budget_and_equal_counts",
     ),
     Defect(

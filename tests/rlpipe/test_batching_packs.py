@@ -49,9 +49,11 @@ def sample_of(
 
 
 def only_pack(packed: TrainingPacks) -> Pack:
-    """As the process that trains on it gets it."""
+    """As the process that trains on it gets it: arrays beside the pickled pack, in read-only memory."""
     [[[pack]]] = packed.ranks
-    return pickle.loads(pickle.dumps(pack)).laid_out()
+    arrays: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(pack, protocol=5, buffer_callback=arrays.append)
+    return pickle.loads(content, buffers=[bytes(array) for array in arrays]).laid_out()
 
 
 def test_layout_of_a_pack_by_hand():
