@@ -33,10 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from actor.hf.weight_table import export_plan
 from actor.weight_plan import plan_buckets
 from rlpipe.algorithms import compute_advantages
-from rlpipe.batching import PackLimits, pack_for_training
+from rlpipe.batching import PackLimits, advise_budget, pack_for_training
 from rlpipe.batching.pack_plan import flops_cost
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.commands.environment import set_defaults
+from rlpipe.config.layout import ActorLayout
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.estimate.run_estimate import plan
@@ -46,11 +47,13 @@ from rlpipe.generation.group_source import GroupSource
 from rlpipe.generation.prompt_requests import PromptRequest, requests_for_prompt
 from rlpipe.model.config_file import read_config
 from rlpipe.model.model_reader import trainable_model
+from rlpipe.monitoring.transcripts import transcripts
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.collection import collection_paused
 from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rlpipe.shared.pack import PackFrame
-from rlpipe.shared.sample import Episode, Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.shared.sample import Episode, Prompt, Reward, Status, VersionSpan
+from rlpipe.shared.sample_table import SampleTable
 from rlpipe.training.placement import placements
 from rlpipe.training.ray_cluster import ray_cluster
 from rlpipe.training.summaries import rollout_metrics
@@ -134,6 +137,7 @@ def beside_a_step(samples: int, one: dict[str, float], further: dict[str, float]
 def iteration(samples: int, response_tokens: int) -> dict[str, float]:
     """Seconds of each part of the driver's work, and the bytes at the peak of computing metrics."""
     config = recipe(samples, [f"rollout.max_response_tokens={response_tokens}"])
+    layout, limits = ActorLayout.of(config.actor), PackLimits.training(config.actor)
     answers = [pickle.dumps(response(place, response_tokens)) for place in range(AT_ONCE)]
     clock = Clock()
     batch, clock.seconds["look"] = asyncio.run(generated(config, samples, answers))
@@ -143,16 +147,19 @@ def iteration(samples: int, response_tokens: int) -> dict[str, float]:
         clock.lap("advantage")
         packs = pack_for_training(
             result.samples,
-            PackLimits.training(config.actor),
-            data_parallel=config.actor.processes // (config.actor.parallel.tensor * config.actor.parallel.context),
+            limits,
+            data_parallel=layout.data_parallel,
             aggregation=config.algorithm.aggregation,
             norm_tokens=response_tokens,
             cost=flops_cost(config.model.path),
         )
         clock.lap("pack")
+        layout.check_packs([packs for (packs,) in packs.ranks], "train")
         assert all(map(store, packs.ranks))
         clock.lap("send")
     rollout_metrics(batch, 1)
+    advise_budget(packs.step_lengths_tokens, limits, data_parallel=layout.data_parallel)
+    transcripts(result.samples, 1, str)
     clock.lap("metrics")
     tracemalloc.start()
     rollout_metrics(batch, 1)
@@ -186,7 +193,7 @@ class Clock:
         self.seconds[name], self._begin = now - self._begin, now
 
 
-async def generated(config: Config, samples: int, answers: Sequence[bytes]) -> tuple[list[Sample], float]:
+async def generated(config: Config, samples: int, answers: Sequence[bytes]) -> tuple[SampleTable, float]:
     """A batch as the driver makes it, and the seconds of a look at its progress when most of it is there."""
     engines = [stand_in_engine(index, answers) for index in range(config.rollout.engines)]
     fleet = Fleet(engines, config.fault, lambda _, failure: failure)
