@@ -105,7 +105,8 @@ class ActorLayout:
             )
         for data_rank, packs in enumerate(packs_by_data_rank):
             for index, pack in enumerate(packs):
-                self._check_pack(pack, f"{what}: pack {index} of data-parallel rank {data_rank}")
+                if problem := self._problem_of(pack):
+                    raise ActorError(f"{what}: pack {index} of data-parallel rank {data_rank} {problem}")
 
     def check_reference(self, packs: Sequence[PackFrame], what: str) -> None:
         """Raise ActorError if a pack with samples lacks reference log-probabilities."""
@@ -116,16 +117,18 @@ class ActorLayout:
                     "none: run ActorGroup.logprobs with which='reference' first"
                 )
 
-    def _check_pack(self, pack: PackFrame, what: str) -> None:
+    def _problem_of(self, pack: PackFrame) -> str:
+        """Empty where there is none."""
         ends = pack.cu_seqlens_padded
-        uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % self.sequence_multiple]
-        if uneven:
-            raise ActorError(
-                f"{what} has a sequence of {uneven[0]} padded tokens, not a multiple of "
-                f"ActorLayout.sequence_multiple = {self.sequence_multiple}: pad sequences to it"
+        if any([end % self.sequence_multiple for end in ends]):
+            uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % self.sequence_multiple]
+            return (
+                f"has a sequence of {uneven[0]} padded tokens, not a multiple of ActorLayout.sequence_multiple = "
+                f"{self.sequence_multiple}: pad sequences to it"
             )
-        if not pack.padded_tokens or pack.padded_tokens % self.pack_multiple:
-            raise ActorError(
-                f"{what} has {pack.padded_tokens} padded tokens, not a positive multiple of "
-                f"ActorLayout.pack_multiple = {self.pack_multiple}: lengthen its last sequence"
+        if not ends[-1] or ends[-1] % self.pack_multiple:
+            return (
+                f"has {ends[-1]} padded tokens, not a positive multiple of ActorLayout.pack_multiple = "
+                f"{self.pack_multiple}: lengthen its last sequence"
             )
+        return ""
