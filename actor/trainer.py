@@ -1,8 +1,9 @@
 """One process's share of the policy: model, optimizer, training steps, log-probabilities. Knows nothing of Ray."""
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from numpy.typing import NDArray
 
-from actor.device import synchronize_compute
+from actor.device import synchronize, synchronize_compute
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.adapter_modules import install_adapters, pack_base, without_dropout
@@ -63,17 +64,29 @@ class Trainer:
         self.clock = clock or RankClock()
         self.layout = ActorLayout.of(options.actor)
         self.description: TrainableModel = trainable_model(options.model_path)
-        self.policy: list[PolicyModel] = build_model(self.description, options.actor)
-        if options.actor.lora is not None:
-            install_adapters(self.policy, options.actor.lora)
-        self.reference = self._load_weights()
-        self._freeze()
-        self.chunks = _wrap(self.policy)
-        for chunk in self.policy:
-            chunk.config.timers = MegatronTimers(self.clock)
-        self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
+        self.build_seconds: dict[str, float] = {}  # part -> seconds
+        with self._build_part("model"):
+            self.policy: list[PolicyModel] = build_model(self.description, options.actor)
+            if options.actor.lora is not None:
+                install_adapters(self.policy, options.actor.lora)
+        with self._build_part("weights"):
+            self.reference = self._load_weights()
+        with self._build_part("gradients"):
+            self._freeze()
+            self.chunks = _wrap(self.policy)
+            for chunk in self.policy:
+                chunk.config.timers = MegatronTimers(self.clock)
+        with self._build_part("optimizer"):
+            self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
         self.memory = DeviceMemory(self.chunks, self.clock.part)
         self.counts = UpdateCounts()
+
+    @contextmanager
+    def _build_part(self, part: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        synchronize()
+        self.build_seconds[part] = time.perf_counter() - begin
 
     def keep_resident(self, wanted: Resident, limit_bytes: int | None = None) -> None:
         """Have no more than `wanted` in device memory; what was freed comes back bit by bit.

@@ -140,6 +140,7 @@ class ActorWorker:
             with_mtp=self._config.sends_draft_weights,
         )
         self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
+        self._start_seconds |= {f"build_{part}": spent for part, spent in self._trainer.build_seconds.items()}
         return () if self._gdn is None else (self._gdn.note,)
 
     def train(self, steps: Sequence[Sequence[PackFrame]], algorithm: AlgorithmConfig) -> RankTrainReport:

@@ -64,6 +64,10 @@ _START_PARTS = {
     "actor_compile": "slowest actor process: compiling the candidates of Gated DeltaNet's kernels, likewise",
     "actor_join": "slowest actor process: joining torch.distributed and Megatron's groups",
     "actor_build": "slowest actor process: model, weights and optimizer",
+    "actor_build_model": "of this: modules and their parameters' memory",
+    "actor_build_weights": "of this: reading the model folder",
+    "actor_build_gradients": "of this: buffers of gradients, and how they are exchanged",
+    "actor_build_optimizer": "of this: the optimizer and its states' memory",
     "total": "from the command to the first iteration",
 }
 

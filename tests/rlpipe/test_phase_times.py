@@ -76,6 +76,8 @@ def test_the_start_is_divided_into_what_the_driver_waited_for(rows):
     waited = sum(start[part] for part in ("inputs", "ray", "engines", "actor", "warm_up", "weights"))
     assert 0.8 * start["total"] < waited <= start["total"]
     assert min(start["engine_import"], start["engine_load"], start["actor_import"]) > 0.1
+    built = [start[f"actor_build_{part}"] for part in ("model", "weights", "gradients", "optimizer")]
+    assert max(built) <= start["actor_build"] < 2 * sum(built)  # each is of the process that took longest over it
     assert not any(name.startswith("start/") for name in rows[1])
 
 
