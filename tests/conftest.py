@@ -11,6 +11,8 @@ from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
 
 set_defaults()
+for support in Path(__file__).parent.glob("*/*_support.py"):  # so that their assertions tell what they compared, too
+    pytest.register_assert_rewrite(support.stem, f"tests.{support.parent.name}.{support.stem}")
 
 # Long ones first, so that no worker is left alone with one of them at the end.
 _FIRST = ("tests/rollout/", "tests/rlpipe/test_rollouts_end", "tests/rlpipe/test_train_end", "tests/actor/")

@@ -95,8 +95,16 @@ def engine_instances(mark: str) -> set[str]:
 
 def assert_no_process_is_left(mark: str) -> None:
     """At once, but for those of a killed driver that were just starting: they look around once they have imported what
-    they need, which takes a busy machine a while."""
-    end = time.monotonic() + 180
+    they need, which takes a machine at a load of 30 more than three minutes."""
+    end = time.monotonic() + 480
     while (left := marked_processes(mark)) and time.monotonic() < end:
         time.sleep(0.5)
-    assert [f"{process}" for process in left] == []
+    assert not left, f"left over: {[_described(process) for process in left]}"
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        began = time.time() - process.create_time()
+        return f"{process.status()} since {began:.0f} s, parent {process.ppid()}: {' '.join(process.cmdline())[:200]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}, which ended meanwhile"
