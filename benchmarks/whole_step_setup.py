@@ -194,5 +194,5 @@ def planned_figures(estimate: Plan) -> dict[str, float]:
         parts = {part: size for part, size in estimate.memory.actor.items() if part != "CUDA and NCCL"}
         figures["actor_tensor_bytes"] = float(sum(parts.values()) + estimate.kept_state_bytes)
         figures["actor_gpu_bytes"] = needs["GPU while the actor works"] + estimate.kept_state_bytes
-        figures["engine_gpu_bytes"] = needs["GPU while the engine works"]
+        figures["engine_gpu_bytes"] = needs["GPU while the engine works"] + estimate.held_beside_engines_bytes
     return figures

@@ -37,6 +37,11 @@ class ParallelConfig(Section):
     """Expert-parallel size (EP); experts are never split within (ETP is 1)."""
 
     @property
+    def exchanges_activations(self) -> bool:
+        """Whether ranks send each other activations, and not gradients and weights alone."""
+        return max(self.tensor, self.context, self.expert, self.pipeline) > 1
+
+    @property
     def pack_multiple(self) -> int:
         """Tokens of a pack are a multiple of it: CP cuts each sequence into 2 x CP pieces, TP shares CP's tokens."""
         return pack_multiple(self.context, self.tensor, self.sequence)

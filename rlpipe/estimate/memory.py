@@ -8,7 +8,7 @@ from pathlib import Path
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.config.root import Config
-from rlpipe.estimate.activations import kept_bytes, recomputed_bytes
+from rlpipe.estimate.activations import Passes, kept_bytes, recomputed_bytes, working_bytes
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
 from rlpipe.estimate.parameters import (
     Parameters,
@@ -26,7 +26,11 @@ from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.project_files import MODELS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, NCCL's buffers (tests/gpu)
+_CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, fragments, NCCL's buffers (tests/gpu)
+# What NCCL takes more in a process with groups that exchange activations, each with buffers of its own. Of one record,
+# benchmarks/results/whole_step_table.cuda2.json: 8.7 GB beside the actor's tensors, where those of one GPU have 4.7 to
+# 6.7.
+_EXCHANGING_GROUPS = 2_500_000_000
 _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLang outside of its static share
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
@@ -43,6 +47,11 @@ _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 USED_SHARE_OF_SPARE = 0.8
 """Of the memory that engines leave free after their warm-up, what a colocated actor may hold while they generate."""
 
+STAYING_PARTS = ("CUDA and NCCL", "weight sync")
+"""Of a colocated actor's memory, what is there whoever works."""
+
+_ENGINE_STAYS = "graphs and workspace"
+
 STATES_RESERVE_BYTES = 4 * 2**30
 """Device memory that optimizer states leave alone beyond what the passes take (actor/device_memory.py)."""
 
@@ -52,6 +61,7 @@ class Model:
     """The model as the planner needs it. `architecture`: the class that config.json names.
 
     adapters: all that is trained where it is not the model itself; `untrained` is what that saves of the passes.
+    trained_experts: whether routed experts or adapters beside them are.
     """
 
     shape: ModelShape
@@ -60,6 +70,7 @@ class Model:
     description: ModelDescription | None = None
     adapters: Parameters | None = None
     untrained: UntrainedWork = UntrainedWork()
+    trained_experts: bool = True
 
     @property
     def parameters(self) -> int:
@@ -135,7 +146,7 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     actor = _actor_parts(config, model, fused=cluster.gpus > 0 and config.actor.dtype == "bfloat16")
     device, host = optimizer * (1 - _offloaded(config)), optimizer * _offloaded(config)
     if cluster.gpus:
-        actor |= {"optimizer": int(device), "CUDA and NCCL": _CUDA_CONTEXT}
+        actor |= {"optimizer": int(device), "CUDA and NCCL": _context_bytes(config)}
     else:
         actor |= {"optimizer": int(optimizer)}
     return Memory(
@@ -157,16 +168,64 @@ def build_bytes(config: Config, model: Model) -> int:
     trained = model.trained_in_stage(actor.parallel.pipeline).on_rank(actor.parallel)
     states = _optimizer_bytes(config, model) * (1 - _offloaded(config))
     tensors = own * element + trained * (2 * element + _GRADIENT_BYTES) + states
-    return int(tensors * _PLANNED_WITHIN) + _CUDA_CONTEXT + _LOADED_AT_A_TIME
+    return int(tensors * _PLANNED_WITHIN) + _context_bytes(config) + _LOADED_AT_A_TIME
 
 
 def kept_state_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
     """Of the optimizer's states in host memory, what stays on a GPU beside the passes because there is room, so that it
     need not be fetched: no part of what a run needs."""
     limit = config.actor.optimizer.device_cache_gigabytes
-    room = cluster.node.gpu_memory_gigabytes * 1e9 - sum(memory.actor.values()) - STATES_RESERVE_BYTES
-    offloaded = _optimizer_bytes(config, model) * _offloaded(config) if cluster.gpus else 0.0
-    return int(max(0.0, min(offloaded, room, math.inf if limit is None else limit * 1e9)))
+    taken = sum(memory.actor.values()) + _engine_bytes_beside_passes(config, cluster, memory) + STATES_RESERVE_BYTES
+    room = cluster.node.gpu_memory_gigabytes * 1e9 - taken
+    return int(max(0.0, min(offloaded_bytes(config, model, cluster), room, math.inf if limit is None else limit * 1e9)))
+
+
+def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
+    """Of a GPU that it shares, what the actor goes on holding while engines generate because there is room, so that it
+    need not be fetched or mapped anew: beside CUDA's own and what weights are sent through, which never go.
+
+    What torch has mapped for the passes stays where all of it has room. Else activations are given back while the
+    optimizer works, gradients too where that is not enough, and of optimizer states as much stays as there is room
+    (`actor/device_memory.py`).
+    """
+    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0) or not cluster.gpus:
+        return 0
+    room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
+    parts = {name: size for name, size in memory.actor.items() if name not in STAYING_PARTS}
+    weights = sum(parts.get(name, 0) for name in ("parameters", "adapters", "optimizer"))
+    if weights > room:
+        return 0
+    for held in (sum(parts.values()) + kept, weights + parts["gradients"] + kept):
+        if held <= room:
+            return held
+    return weights + min(kept, int(room) - weights)
+
+
+def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) -> float:
+    """Bytes of a GPU that the actor may hold while engines generate."""
+    total = cluster.node.gpu_memory_gigabytes * 1e9
+    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
+        return total - sum(memory.actor.values())
+    return USED_SHARE_OF_SPARE * max(0.0, total - sum(memory.engine.parts.values()))
+
+
+def offloaded_bytes(config: Config, model: Model, cluster: ClusterConfig) -> float:
+    """Optimizer states of a rank that have their place in host memory; 0 on a CPU, where all have."""
+    return _optimizer_bytes(config, model) * _offloaded(config) if cluster.gpus else 0.0
+
+
+def _engine_bytes_beside_passes(config: Config, cluster: ClusterConfig, memory: Memory) -> int:
+    """What engines on the actor's GPUs hold while it works."""
+    if config.sft or not config.ray.colocate:
+        return 0
+    parts = memory.engine.parts
+    asleep = config.ray.shares_memory(gpus=cluster.gpus > 0)
+    return parts.get(_ENGINE_STAYS, 0) if asleep else sum(parts.values())
+
+
+def _context_bytes(config: Config) -> int:
+    """Of a process of the actor on a GPU, beside its tensors."""
+    return _CUDA_CONTEXT + (_EXCHANGING_GROUPS if config.actor.parallel.exchanges_activations else 0)
 
 
 def _offloaded(config: Config) -> float:
@@ -183,13 +242,16 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     # layer that is computed again.
     head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4
     head += rows * model.shape.hidden_size * 4 if model.adapters is None else 0
-    layer = recomputed_bytes(model.shape, actor, element, fused)
+    passes = Passes(actor, element, fused, model.adapters is None, model.trained_experts)
+    again = recomputed_bytes(model.shape, passes)
+    layer = again + working_bytes(model.shape, passes)
+    layer_name = "recomputed layer" if again else "layer at work"
     return {
         "parameters": _parameter_bytes(config, model, own),
         "adapters": 0 if model.adapters is None else trained * element,
         "gradients": trained * _GRADIENT_BYTES,
-        "activations": kept_bytes(model.shape, actor, element, fused),
-        "recomputed layer" if layer > head else "logits chunk": max(layer, head),
+        "activations": kept_bytes(model.shape, passes),
+        layer_name if layer > head else "logits chunk": max(layer, head),
         "weight sync": 0 if config.sft else 2 * min(config.weight_sync.bucket_bytes, model.parameters * element),
     }
 
@@ -234,7 +296,7 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights - drafting
         needed = needed_pools(model.shape, engine, model.architecture, requests + 1, longest, config.reuses_prefixes)
         pools = pools_within(needed, room)
-        workspace = {"graphs and workspace": _ENGINE_WORKSPACE}
+        workspace = {_ENGINE_STAYS: _ENGINE_WORKSPACE}
     running = min(requests, pools.kv_tokens // longest)
     if pools.states is not None and cluster.gpus:
         running = min(running, pools.states // states_per_request(engine, model.architecture, config.reuses_prefixes))

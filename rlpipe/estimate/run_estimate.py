@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.automatic import candidates, choice_note, engine_candidates, is_automatic, with_engine_share_of
-from rlpipe.estimate.memory import Memory, Model, kept_state_bytes, plan_memory
+from rlpipe.estimate.memory import (
+    STAYING_PARTS,
+    Memory,
+    Model,
+    held_beside_engines_bytes,
+    kept_state_bytes,
+    plan_memory,
+)
 from rlpipe.estimate.seconds import Lengths, plan_seconds
 
 _GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
@@ -67,6 +74,12 @@ class Plan:
     def kept_state_bytes(self) -> int:
         """Of a GPU, optimizer states that stay there because there is room, beside what the actor needs."""
         return kept_state_bytes(self.config, self.model, self.cluster, self.memory)
+
+    @property
+    def held_beside_engines_bytes(self) -> int:
+        """Of a shared GPU, what of the actor's stays there while engines generate because there is room, beside what
+        the engine needs."""
+        return held_beside_engines_bytes(self.config, self.model, self.cluster, self.memory)
 
     @property
     def idle_gpus(self) -> int:
@@ -162,7 +175,7 @@ def _device_needs(config: Config, cluster: ClusterConfig, memory: Memory) -> Ite
 def _turns(memory: Memory, have: int) -> Iterator[Need]:
     """What is on a shared GPU at the three times when most is there."""
     actor, engine = memory.actor, memory.engine.parts
-    stays = {name: actor[name] for name in ("CUDA and NCCL", "weight sync")}
+    stays = {name: actor[name] for name in STAYING_PARTS}
     graphs = {"graphs and workspace": engine["graphs and workspace"]}
     yield Need("GPU while the actor works", _both(actor, graphs), have)
     weights = {"parameters": actor["parameters"]}, {"parameters": engine["parameters"]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
-from rlpipe.estimate.memory import USED_SHARE_OF_SPARE, Memory, Model
+from rlpipe.estimate.memory import Memory, Model, kept_state_bytes, offloaded_bytes, room_beside_engines
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
@@ -41,19 +41,20 @@ def plan_seconds(
 ) -> Mapping[str, float]:
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
-    training = config.actor.processes * _device_tflops(config, model, cluster) * _busy_share(config, lengths) * 1e12
+    busy = _busy_share(config, lengths)
+    training = config.actor.processes * _device_tflops(config, model, cluster) * busy * 1e12
     seconds = {
         "forward_backward": _training_flops(config, model, cluster, lengths) / training,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
     }
     if config.sft:
         return seconds
-    one = model_flops(model.shape, [lengths.sequence_tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
-    forward = one * lengths.samples / training
+    forward = _forward_seconds(config, model, cluster, lengths) / busy
+    needs_reference = config.algorithm.kl.coefficient > 0
     needs_old = config.algorithm.needs_old_pass(config.rollout.may_be_stale)
     seconds = {
         "rollout": _rollout_seconds(config, model, cluster, memory, lengths) if memory.engine.concurrency else 0.0,
-        "ref_logprob": forward if config.algorithm.kl.coefficient > 0 else 0.0,
+        "ref_logprob": forward + _swap_seconds(config, memory, model, cluster) if needs_reference else 0.0,
         "old_logprob": forward if needs_old else 0.0,
         **seconds,
         "sleep_wake": _sleep_wake_seconds(config, model, cluster, memory),
@@ -62,18 +63,50 @@ def plan_seconds(
     return {phase: value for phase, value in seconds.items() if value}
 
 
+def _forward_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Of a forward pass over all sequences, when no rank waits.
+
+    Backward passes send what forward passes send, and compute twice as much: of what exchanges cost a training step
+    that computes nothing again, a forward pass has the half.
+    """
+    alone = config.actor.processes * _lone_tflops(config, model, cluster) * 1e12
+    one = model_flops(model.shape, [lengths.sequence_tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
+    training = _executed_flops(model, cluster, lengths, Recompute("none", frozenset())) / alone
+    exchanging = (1 / _exchanging_share(config, cluster) - 1) * training / 2
+    return one * lengths.samples / alone + exchanging
+
+
+def _swap_seconds(config: Config, memory: Memory, model: Model, cluster: ClusterConfig) -> float:
+    """The reference comes from host memory into the place of what is trained, which goes there and comes back after
+    it (`actor/reference.py`): three times over the link, one after another."""
+    if not cluster.gpus:
+        return 0.0
+    size = memory.actor["parameters"] if model.adapters is None else memory.actor["adapters"]
+    return 3 * size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+
+
 def _training_flops(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> int:
     """Executed by forward and backward passes of all sequences, recomputation included."""
     recompute = config.actor.recompute
-    whole = hardware_flops(
-        model.shape,
-        [lengths.sequence_tokens],
-        Recompute(recompute.chosen, frozenset(recompute.modules)),
-        KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
-        include_mtp=config.actor.train_mtp,
+    whole = _executed_flops(
+        model, cluster, lengths, Recompute(recompute.chosen, frozenset(recompute.modules)), config.actor.train_mtp
     )
     saved = model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
-    return lengths.samples * (whole - saved)
+    return whole - lengths.samples * saved
+
+
+def _executed_flops(
+    model: Model, cluster: ClusterConfig, lengths: Lengths, recompute: Recompute, include_mtp: bool = False
+) -> int:
+    """Of forward and backward passes of all sequences, where everything is trained."""
+    one = hardware_flops(
+        model.shape,
+        [lengths.sequence_tokens],
+        recompute,
+        KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
+        include_mtp=include_mtp,
+    )
+    return lengths.samples * one
 
 
 def _busy_share(config: Config, lengths: Lengths) -> float:
@@ -90,14 +123,22 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
 
 def _device_tflops(config: Config, model: Model, cluster: ClusterConfig) -> float:
     """That forward and backward passes reach on one device."""
+    return _lone_tflops(config, model, cluster) * _exchanging_share(config, cluster)
+
+
+def _exchanging_share(config: Config, cluster: ClusterConfig) -> float:
+    """Of the speed of forward and backward passes, what is left where ranks exchange activations."""
+    exchanging = cluster.gpus and config.actor.parallel.exchanges_activations
+    return cluster.speeds.exchanging_share if exchanging else 1.0
+
+
+def _lone_tflops(config: Config, model: Model, cluster: ClusterConfig) -> float:
+    """That a device would reach if ranks had nothing to exchange."""
     if not cluster.gpus:
         return cluster.speeds.cpu_tflops
     peak = peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0
-    parallel = config.actor.parallel
-    alone = max(parallel.tensor, parallel.context, parallel.expert, parallel.pipeline) == 1
     speeds = cluster.speeds
     share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
-    share *= 1.0 if alone else speeds.exchanging_share
     tokens = config.actor.pack_tokens
     return peak * share * tokens / (tokens + speeds.pack_overhead_tokens)
 
@@ -114,18 +155,23 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
 
 
 def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:
-    """The update at the speed of the device's memory, on GPUs with the offloaded states on their way back to the host:
-    the way there is hidden under the passes, and states that stay on the device need neither."""
+    """The update at the speed of the device's memory, on GPUs with offloaded states on their way.
+
+    States that have room beside the passes come under them. The others take the places of those that are updated, one
+    chunk down while another comes up, so the link carries them once in either direction. What has no room beside
+    engines goes back to the host anyway, those first (`actor/streamed_adam.py`).
+    """
     actor, speeds = config.actor, cluster.speeds
     own = model.trained / actor.processes
     if not cluster.gpus:
         most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / actor.processes
         return own / min(actor.threads * speeds.cpu_gigabytes_per_second * 1e9 / _ADAM_BYTES, most)
-    state_bytes = _MASTER_BYTES + 2 * (2 if actor.optimizer.moments_dtype == "bfloat16" else 4)
-    offloaded = own * actor.optimizer.cpu_offload_fraction * state_bytes
-    leaving = max(0.0, offloaded - max(0.0, _room_beside_engines(config, cluster, memory) - memory.actor["parameters"]))
-    download = leaving / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
-    return download + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
+    offloaded = offloaded_bytes(config, model, cluster)
+    beside_engines = max(0.0, room_beside_engines(config, cluster, memory) - memory.actor["parameters"])
+    beside_passes = kept_state_bytes(config, model, cluster, memory)
+    moved = max(0.0, offloaded - min(beside_engines, beside_passes))
+    transfer = moved / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+    return transfer + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 
 def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:
@@ -133,18 +179,10 @@ def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, me
     actor's weights have no room beside engines."""
     if not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return 0.0
-    if cluster.gpus and memory.actor["parameters"] <= _room_beside_engines(config, cluster, memory):
+    if cluster.gpus and memory.actor["parameters"] <= room_beside_engines(config, cluster, memory):
         return cluster.speeds.call_seconds
     size = model.parameters / config.actor.processes * _MASTER_BYTES  # each rank's own shard; all-gathers are quick
     return cluster.speeds.call_seconds + size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
-
-
-def _room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) -> float:
-    """Bytes of a GPU that the actor may hold while engines generate."""
-    total = cluster.node.gpu_memory_gigabytes * 1e9
-    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
-        return total - sum(memory.actor.values())
-    return USED_SHARE_OF_SPARE * max(0.0, total - sum(memory.engine.parts.values()))
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:

@@ -50,7 +50,8 @@ def planned_model(config: Config) -> Model:
         counts[entry.split] += factor_elements(entry)
     adapters = Parameters(tensor=counts["tensor"], experts=counts["expert"], whole=counts["replicated"])
     work = _work_of_adapters(policy, model.shape, table)
-    return replace(model, adapters=adapters, untrained=work)
+    experts = any(one.kind in ("experts", "shared_experts") for one in table)
+    return replace(model, adapters=adapters, untrained=work, trained_experts=experts)
 
 
 def untrained_work(config: Config) -> UntrainedWork:

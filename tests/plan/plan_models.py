@@ -5,7 +5,8 @@ from typing import Any
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import validate
-from rlpipe.estimate.memory import load_model, plan_memory
+from rlpipe.estimate.memory import plan_memory
+from rlpipe.training.trained_share import planned_model
 
 LENGTHS = (512, 300, 700, 536)
 _COMMON = {
@@ -57,6 +58,6 @@ def planned_parts(path: Path, actor: dict[str, Any], cluster: ClusterConfig) -> 
         },
         "test",
     )
-    parts = dict(plan_memory(config, load_model(str(path)), cluster).actor)
+    parts = dict(plan_memory(config, planned_model(config), cluster).actor)
     parts.pop("weight sync")
     return parts

@@ -48,6 +48,19 @@ def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
         assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", ["none", "shared"])
+def test_inputs_of_frozen_experts_are_not_kept(tmp_path, experts):
+    from plan_workers import measure
+
+    large, small = write_model(tmp_path, "hybrid", LARGE), write_model(tmp_path, "hybrid", SMALL)
+    lora = {"lora": {"rank": 4, "experts": experts}, "optimizer": {"cpu_offload_fraction": 0.0}}
+    settings = {"dtype": "float32", "max_tokens_per_gpu": sum(LENGTHS), **UNCUT, **lora}
+    measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings), method="spawn")[0]
+    planned = planned_parts(large, settings, CPU)
+    assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3.5-35B-A3B"])
 def test_only_a_gpu_has_kernels_that_keep_less(model):
     kept = {

@@ -70,6 +70,7 @@ class Answer:
                 for need in planned.needs
             ],
             "kept_state_bytes": planned.kept_state_bytes,
+            "held_beside_engines_bytes": planned.held_beside_engines_bytes,
             "engine": {
                 "kv_tokens": engine.kv_tokens,
                 "recurrent_states": engine.states,
@@ -145,6 +146,9 @@ def _memory_lines(planned: Plan) -> list[str]:
             "",
             f"where there is room, {kept} of optimizer states stay on each GPU of the actor, which is quicker",
         ]
+    if planned.held_beside_engines_bytes:
+        held = in_units(planned.held_beside_engines_bytes)
+        lines += ["", f"where there is room, {held} of the actor's memory stay on each GPU while its engine generates"]
     if planned.config.sft:
         return lines
     engine = planned.memory.engine
