@@ -3,7 +3,9 @@
 Both get the same random policy, prompts, group size, token limit, temperature, reward and Adam settings, and the same
 number of threads. The first iterations of each are left out.
 
-    python benchmarks/cpu_step.py [--prompts 64] [--samples 8] [--tokens 48] [--iterations 6] [--threads 1]
+    python benchmarks/cpu_step.py [--sizes 64x8x48 16x8x192 16x4x32] [--iterations 6] [--threads 1]
+
+A size is prompts x samples of each x most tokens of a response.
 """
 
 import argparse
@@ -19,6 +21,21 @@ from trl_run import TrlRun, trl_steps
 _WARM_UP = 2
 _LEARNING_RATE = 2e-4
 _BETA2 = 0.98
+_OF_TRL = ("seconds", "generation_seconds", "tokens")
+
+
+@dataclass(frozen=True)
+class Size:
+    prompts: int
+    samples: int
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Size":
+        return cls(*map(int, text.split("x")))
+
+    def __str__(self) -> str:
+        return f"{self.prompts} x {self.samples} x {self.tokens}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class Measured:
 
     name: str
     seconds: float
+    generation_seconds: float
     tokens: float
 
     @property
@@ -37,29 +55,31 @@ class Measured:
 def main() -> None:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        ours = _measure_rlpipe(options, Path(folder))
-        theirs = _measure_trl(options, Path(folder))
-    print(
-        f"{options.prompts} prompts x {options.samples} samples x {options.tokens} tokens, {options.threads} thread(s)"
-    )
-    print(f"{'':10}{'s/iteration':>14}{'tokens/s':>14}{'tokens':>10}")
-    for measured in (ours, theirs):
-        print(f"{measured.name:10}{measured.seconds:14.2f}{measured.tokens_per_second:14,.0f}{measured.tokens:10,.0f}")
-    print(f"rlpipe / TRL: {ours.tokens_per_second / theirs.tokens_per_second:.2f} x the tokens per second")
+    print(f"prompts x samples x tokens, {options.threads} thread(s)")
+    print(f"{'':24}{'s/iteration':>14}{'generation':>14}{'rest':>10}{'tokens/s':>12}{'tokens':>10}")
+    for size in map(Size.parse, options.sizes):
+        with tempfile.TemporaryDirectory() as folder:
+            ours = _measure_rlpipe(options, size, Path(folder))
+            theirs = _measure_trl(options, size, Path(folder))
+        for one in (ours, theirs):
+            rest = one.seconds - one.generation_seconds
+            print(
+                f"{size!s:16}{one.name:8}{one.seconds:14.2f}{one.generation_seconds:14.2f}{rest:10.2f}"
+                f"{one.tokens_per_second:12,.0f}{one.tokens:10,.0f}"
+            )
+        ratio = ours.tokens_per_second / theirs.tokens_per_second
+        print(f"{size!s:16}rlpipe / TRL: {ratio:.2f} x the tokens per second", flush=True)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--sizes", nargs="+", default=["64x8x48", "16x8x192", "16x4x32"])
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
-def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
+def _measure_rlpipe(options: argparse.Namespace, size: Size, folder: Path) -> Measured:
     overrides = [
         f"run.iterations={options.iterations + _WARM_UP}",
         f"model.path={folder}/policy",
@@ -67,9 +87,9 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
         "warm_start=null",
         "eval.datasets=[]",
         "checkpoint.interval_iterations=0",
-        f"rollout.prompts_per_iteration={options.prompts}",
-        f"rollout.samples_per_prompt={options.samples}",
-        f"rollout.max_response_tokens={options.tokens}",
+        f"rollout.prompts_per_iteration={size.prompts}",
+        f"rollout.samples_per_prompt={size.samples}",
+        f"rollout.max_response_tokens={size.tokens}",
         "algorithm.updates_per_iteration=1",
         "algorithm.old_policy=actor",
         f"actor.threads={options.threads}",
@@ -80,18 +100,19 @@ def _measure_rlpipe(options: argparse.Namespace, folder: Path) -> Measured:
     rows = train("configs/demo/arithmetic.yaml", folder / "runs", "ours", overrides)
     kept = [row for row in rows if row["iteration"] > _WARM_UP]
     tokens = [row["rollout/response_tokens_mean"] * row["rollout/samples_count"] for row in kept]
-    return Measured("rlpipe", median(row["time/step_seconds"] for row in kept), median(tokens))
+    seconds, generation = (median(row[f"time/{part}_seconds"] for row in kept) for part in ("step", "rollout"))
+    return Measured("rlpipe", seconds, generation, median(tokens))
 
 
-def _measure_trl(options: argparse.Namespace, folder: Path) -> Measured:
-    batch = options.prompts * options.samples
+def _measure_trl(options: argparse.Namespace, size: Size, folder: Path) -> Measured:
+    batch = size.prompts * size.samples
     run = TrlRun(
         policy=str(folder / "policy"),
         rows=str(folder / "task/train.jsonl"),
         output=str(folder / "trl"),
-        prompts=options.prompts,
-        samples=options.samples,
-        tokens=options.tokens,
+        prompts=size.prompts,
+        samples=size.samples,
+        tokens=size.tokens,
         steps=options.iterations + _WARM_UP,
         micro_batch=batch,
         learning_rate=_LEARNING_RATE,
@@ -99,7 +120,8 @@ def _measure_trl(options: argparse.Namespace, folder: Path) -> Measured:
         threads=options.threads,
     )
     steps = trl_steps(run)[_WARM_UP:]
-    return Measured("TRL", median(step["seconds"] for step in steps), median(step["tokens"] for step in steps))
+    seconds, generation, tokens = (median(step[part] for step in steps) for part in _OF_TRL)
+    return Measured("TRL", seconds, generation, tokens)
 
 
 if __name__ == "__main__":

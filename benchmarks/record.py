@@ -225,8 +225,9 @@ BENCHMARKS = {
         "Same policy, prompts, group size, lengths, reward and optimizer, on the cores that both have. TRL generates "
         "with transformers, one padded batch, in the process that trains. Engine, driver and actor of rlpipe are "
         "processes of their own that hand responses and weights to each other, which a policy this small pays for "
-        "and a larger one does not notice. The aim is TRL's tokens per second here; figures of a CPU say nothing "
-        "about a GPU.",
+        "and a larger one does not notice. The aim is TRL's tokens per second at every size; what keeps short "
+        "responses from it is a step of generation, in which attention over a paged cache and SGLang's bookkeeping "
+        "cost more than this policy's arithmetic. Figures of a CPU say nothing about a GPU.",
     ),
 }
 """Name of the file, title, and what its figures are to be compared with."""
