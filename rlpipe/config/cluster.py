@@ -69,6 +69,10 @@ class SpeedsConfig(Section):
     dense_layers_share_of_peak: float = Field(0.588, gt=0, le=1)
     """The same of layers that have neither: their products are larger, and less lies between them."""
 
+    attention_share_of_peak: float = Field(0.49, gt=0, le=1)
+    """The same of attention's own products, queries with keys and weights with values, which long sequences consist
+    of."""
+
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 

@@ -1,7 +1,7 @@
 """Seconds of each phase of an iteration, from FLOPs, bytes and bandwidths. How fast this code runs is in the cluster's
 `speeds`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlpipe.config.cluster import ClusterConfig
@@ -16,6 +16,22 @@ from rlpipe.flops.peaks import peak_bf16_tflops
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _MASTER_BYTES = 4
 _PARAMETER_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """Executed FLOPs of passes over all sequences.
+
+    attention: of queries with keys and weights with values, which grow with the square of a sequence.
+    layers: all others, which grow with its tokens.
+    """
+
+    layers: float
+    attention: float
+
+    def __sub__(self, saved: float) -> "Work":
+        """Less these of the layers."""
+        return Work(self.layers - saved, self.attention)
 
 
 @dataclass(frozen=True)
@@ -41,10 +57,10 @@ def plan_seconds(
 ) -> Mapping[str, float]:
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
-    busy = _busy_share(config, lengths)
-    training = config.actor.processes * _device_tflops(config, model, cluster) * busy * 1e12
+    busy, exchanging = _busy_share(config, lengths), _exchanging_share(config, cluster)
+    training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
     seconds = {
-        "forward_backward": _training_flops(config, model, cluster, lengths) / training,
+        "forward_backward": training / (config.actor.processes * exchanging * busy),
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
     }
     if config.sft:
@@ -69,11 +85,10 @@ def _forward_seconds(config: Config, model: Model, cluster: ClusterConfig, lengt
     Backward passes send what forward passes send, and compute twice as much: of what exchanges cost a training step
     that computes nothing again, a forward pass has the half.
     """
-    alone = config.actor.processes * _lone_tflops(config, model, cluster) * 1e12
-    one = model_flops(model.shape, [lengths.sequence_tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
-    training = _executed_flops(model, cluster, lengths, Recompute("none", frozenset())) / alone
-    exchanging = (1 / _exchanging_share(config, cluster) - 1) * training / 2
-    return one * lengths.samples / alone + exchanging
+    forward = _forward_work(model, lengths.sequence_tokens, lengths.samples)
+    training = _executed_work(model, cluster, lengths, Recompute("none", frozenset()))
+    exchanging = (1 / _exchanging_share(config, cluster) - 1) / 2 * _device_seconds(training, config, model, cluster)
+    return (_device_seconds(forward, config, model, cluster) + exchanging) / config.actor.processes
 
 
 def _swap_seconds(config: Config, memory: Memory, model: Model, cluster: ClusterConfig) -> float:
@@ -85,28 +100,38 @@ def _swap_seconds(config: Config, memory: Memory, model: Model, cluster: Cluster
     return 3 * size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
 
 
-def _training_flops(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> int:
-    """Executed by forward and backward passes of all sequences, recomputation included."""
+def _training_work(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> Work:
+    """Of forward and backward passes, recomputation included."""
     recompute = config.actor.recompute
-    whole = _executed_flops(
+    whole = _executed_work(
         model, cluster, lengths, Recompute(recompute.chosen, frozenset(recompute.modules)), config.actor.train_mtp
     )
-    saved = model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
-    return whole - lengths.samples * saved
+    return whole - lengths.samples * model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
 
 
-def _executed_flops(
+def _executed_work(
     model: Model, cluster: ClusterConfig, lengths: Lengths, recompute: Recompute, include_mtp: bool = False
-) -> int:
-    """Of forward and backward passes of all sequences, where everything is trained."""
-    one = hardware_flops(
-        model.shape,
-        [lengths.sequence_tokens],
-        recompute,
-        KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True),
-        include_mtp=include_mtp,
-    )
-    return lengths.samples * one
+) -> Work:
+    """Of forward and backward passes, where everything is trained."""
+    kernels = KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True)
+
+    def flops(tokens: int) -> int:
+        return hardware_flops(model.shape, [tokens], recompute, kernels, include_mtp=include_mtp)
+
+    return _work(flops, lengths.sequence_tokens, lengths.samples)
+
+
+def _forward_work(model: Model, tokens: int, sequences: int) -> Work:
+    def flops(tokens: int) -> int:
+        return model_flops(model.shape, [tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
+
+    return _work(flops, tokens, sequences)
+
+
+def _work(flops: Callable[[int], int], tokens: int, sequences: int) -> Work:
+    """flops: of a sequence of so many tokens. What it has beyond as many sequences of one token is attention."""
+    layers = tokens * flops(1)
+    return Work(sequences * layers, sequences * (flops(tokens) - layers))
 
 
 def _busy_share(config: Config, lengths: Lengths) -> float:
@@ -121,26 +146,21 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
     return lengths.samples / (ranks * own) * packs / (packs + filling)
 
 
-def _device_tflops(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """That forward and backward passes reach on one device."""
-    return _lone_tflops(config, model, cluster) * _exchanging_share(config, cluster)
-
-
 def _exchanging_share(config: Config, cluster: ClusterConfig) -> float:
     """Of the speed of forward and backward passes, what is left where ranks exchange activations."""
     exchanging = cluster.gpus and config.actor.parallel.exchanges_activations
     return cluster.speeds.exchanging_share if exchanging else 1.0
 
 
-def _lone_tflops(config: Config, model: Model, cluster: ClusterConfig) -> float:
-    """That a device would reach if ranks had nothing to exchange."""
+def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterConfig) -> float:
+    """Of one device that did all of it, in the actor's packs, and exchanged nothing with others."""
+    speeds, tokens = cluster.speeds, config.actor.pack_tokens
     if not cluster.gpus:
-        return cluster.speeds.cpu_tflops
+        return (work.layers + work.attention) / (speeds.cpu_tflops * 1e12)
     peak = peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0
-    speeds = cluster.speeds
     share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
-    tokens = config.actor.pack_tokens
-    return peak * share * tokens / (tokens + speeds.pack_overhead_tokens)
+    in_long_packs = (work.layers / share + work.attention / speeds.attention_share_of_peak) / (peak * 1e12)
+    return in_long_packs * (tokens + speeds.pack_overhead_tokens) / tokens
 
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:
@@ -149,8 +169,8 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     running = max(1, min(memory.engine.concurrency, -(-lengths.samples // engines)))
     step = pass_seconds(model, cluster, engine.tensor_parallel, EnginePass(running, lengths.mean_context_tokens))
     waves = -(-lengths.samples // (engines * running))
-    prompts = lengths.samples * model_flops(model.shape, [lengths.prompt_tokens], include_mtp=False).forward
-    prefill = prompts / (engines * engine.tensor_parallel * _device_tflops(config, model, cluster) * 1e12)
+    prompts = _forward_work(model, lengths.prompt_tokens, lengths.samples)
+    prefill = _device_seconds(prompts, config, model, cluster) / (engines * engine.tensor_parallel)
     return prefill + waves * lengths.response_tokens * step
 
 
