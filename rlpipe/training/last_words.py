@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlpipe.monitoring.report import write_report
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import RlpipeError
@@ -45,6 +44,8 @@ def last_words(directory: RunDirectory, interrupted: bool = False) -> Iterator[s
 def _report(directory: RunDirectory) -> str:
     if not directory.metrics.exists():
         return ""
+    from rlpipe.monitoring.report import write_report  # matplotlib, half a second that a start does not need
+
     try:
         return f"; report so far: {write_report(directory.path).page}"
     except (RlpipeError, OSError) as error:

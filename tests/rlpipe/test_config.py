@@ -138,6 +138,12 @@ def test_configuration_imports_nothing_heavy():
     assert result.stdout.strip() == "[]"
 
 
+def test_a_start_imports_nothing_that_only_an_end_needs():
+    code = "import sys, rlpipe.training.session; print([m for m in ('matplotlib', 'sglang') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_colocated_engines_generate_only_while_the_actor_waits(tmp_path):
     path = _write(tmp_path, "c.yaml", _MINIMAL)
     ahead = ["ray.colocate=true", "rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
