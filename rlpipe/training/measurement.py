@@ -15,6 +15,7 @@ from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.training.draft_costs import DraftCosts
 from rlpipe.training.efficiency import policy_work, rollout_rate_per_gpu, training_metrics
 from rlpipe.training.iteration import IterationRecord
+from rlpipe.training.reward_watch import RewardWatch
 from rlpipe.training.summaries import draft_warnings
 from rlpipe.training.trace import write_trace
 
@@ -48,6 +49,7 @@ class Measurement:
         self._console = console
         self._work = policy_work(config)
         self._draft_costs = DraftCosts.of(config)
+        self._reward_watch = RewardWatch(config)
         for path in (directory.ranks, directory.jit_events):
             for note in drop_rows_from(path, first_iteration):
                 console.say(note)
@@ -85,7 +87,8 @@ class Measurement:
     def _judge(self, record: IterationRecord, reports: Sequence[JitReport]) -> None:
         record.add(jit_metrics(reports))
         self._write_events(record.number, reports)
-        warnings = [f"{report.worker}: {alarm}" for report in reports for alarm in report.alarms]
+        warnings = self._reward_watch.warnings(record.number, record.metrics)
+        warnings += [f"{report.worker}: {alarm}" for report in reports for alarm in report.alarms]
         warnings += [f"{report.worker}: {stall.headline}" for report in reports for stall in report.stalls]
         warnings += draft_warnings(record.metrics)
         for warning in warnings[:_MOST_WARNINGS]:

@@ -38,7 +38,7 @@ class _Actor:
         alarms = [JitAlarm("triton", "k", 1, 5, 2.0, 2, True)] if events else []
         seconds = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5, "train_exchange": 0.25}
         report = JitReport(2, 0, tuple(events), tuple(alarms), stalls)
-        self._answers = [JitReport(0, 0, ()), report]
+        self._answers = [JitReport(0, 0, ()), report, JitReport(3, 0, ())]
         self._seconds = seconds
         self._gdn_backend = gdn_backend
         self.asked = []
@@ -48,7 +48,7 @@ class _Actor:
         return (RankUsage(0, "node", "", self._gdn_backend, self._seconds, (), self._answers.pop(0)),)
 
 
-def _finish(tmp_path, actor, settings=(), model=None, **jit):
+def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
     (tmp_path / "model").mkdir(parents=True)
     (tmp_path / "model" / "config.json").write_text(model or json.dumps(_MODEL))
     overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
@@ -58,11 +58,14 @@ def _finish(tmp_path, actor, settings=(), model=None, **jit):
         append_json_line(directory.ranks, {"iteration": iteration})
     packs = pack_sequences([supervised_sequence("a", (1, 2, 3), (4, 5))], PackLimits(16), data_parallel=1)
     measurement = Measurement(config, actor, directory, Console(3), first_iteration=2)
-    record = IterationRecord(2, 0.0, Console(3))
-    with record.phase("train"):
-        pass
+    records = [IterationRecord(iteration, 0.0, Console(3)) for iteration in range(2, 2 + max(1, len(rewards)))]
+    for record, reward in zip(records, rewards, strict=False):
+        record.add({"rollout/reward_mean": reward, "rollout/reward_std": 0.4})
     try:
-        measurement.finish(record, packs)
+        for record in records:
+            with record.phase("train"):
+                pass
+            measurement.finish(record, packs)
     finally:
         events, ranks = read_json_lines(directory.jit_events).rows, read_json_lines(directory.ranks).rows
     return record, events, ranks, directory
@@ -85,6 +88,12 @@ def test_an_alarm_is_a_warning_with_worker_and_kernel_and_a_line_on_file(tmp_pat
     assert [row["iteration"] for row in ranks] == [1, 2]
     assert actor.asked == [(2, True), (3, False)]
     assert directory.trace(2).exists()
+
+
+def test_a_fall_of_the_reward_is_a_warning(tmp_path, capsys):
+    actor = _Actor([])
+    _finish(tmp_path, actor, rewards=(0.69, 0.1))
+    assert "warning: the mean reward fell from 0.690 in iteration 2 to 0.100" in capsys.readouterr().out
 
 
 def test_with_error_the_run_ends_and_the_line_is_on_file_all_the_same(tmp_path):
