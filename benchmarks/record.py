@@ -174,7 +174,12 @@ BENCHMARKS = {
         "Learning gates",
         "Short runs that have to learn as well as they did, and no better (`make gates`).",
     ),
-    "demo_runs": ("Every demo", "Two small iterations of each; a demo that fails is told."),
+    "demo_whole": (
+        "Every demo as it stands",
+        "Rewards of the first and the last iteration, held-out accuracy before and after, and the largest gap between "
+        "engine and actor of an iteration, in nats a token.",
+    ),
+    "demo_runs": ("Every demo, small", "Two small iterations of each; a demo that fails is told."),
     "driver_scale": (
         "The driver at 4,096 GPUs",
         "A sample is to cost the same up to a million samples, and what GPUs wait for in the driver is to be less than "
@@ -293,6 +298,7 @@ ARGUMENTS = {
     "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
+    "demo_whole": ("demo_runs", "--whole"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }
 """Of records that are one more way to run a benchmark: its name, and its arguments."""
