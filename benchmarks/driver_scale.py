@@ -196,7 +196,7 @@ class Clock:
 async def generated(config: Config, samples: int, answers: Sequence[bytes]) -> tuple[SampleTable, float]:
     """A batch as the driver makes it, and the seconds of a look at its progress when most of it is there."""
     engines = [stand_in_engine(index, answers) for index in range(config.rollout.engines)]
-    fleet = Fleet(engines, config.fault, lambda _, failure: failure)
+    fleet = Fleet(engines, config.fault, lambda _engine, failure, _why: failure)
     client = EngineClient(fleet, int(1.25 * config.rollout.engine.max_running_requests) + 1, keep_tokens=False)
     maker = ConversationMaker(single_turn)
     maker.open(client, byte_tokenizer(), config.seed)

@@ -130,6 +130,7 @@ class EngineClient:
             self._dispatcher.serve_by(serving)
             for index, batch in self._dispatcher.assign().items():
                 engine = serving[index]
+                engine.asked = True
                 self._owners.update((request.request_id, engine) for request in batch)
                 self._begins.update(dict.fromkeys((request.request_id for request in batch), time.perf_counter()))
                 answers = engine.actor.generate.remote(batch)
@@ -173,6 +174,7 @@ class EngineClient:
             self._fleet.report(engine, EngineFailure(f"{failure}; log: {engine.setup.log_path}"))
             self._see_fleet()
             return
+        engine.answered = True
         self._dispatcher.finished(engine.index, request)
         self._note_span(request, generation)
         self._resolve(generation)

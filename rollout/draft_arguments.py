@@ -1,4 +1,4 @@
-"""SGLang's arguments for speculative decoding, and what it cannot do without a GPU."""
+"""SGLang's arguments for speculative decoding."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,6 @@ from typing import Any
 
 from rlpipe.config.draft import DraftConfig
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.shared.errors import ConfigError
-from rollout.engine_environment import DeviceKind
-
-
-def check_device(device: DeviceKind, engine: EngineConfig) -> None:
-    """Raise ConfigError for drafts on a CPU."""
-    if device == "cpu" and engine.draft.method != "off":
-        raise ConfigError(
-            f"rollout.engine.draft.method is {engine.draft.method!r}, but SGLang's kernels that verify drafts need a "
-            "GPU: set it to 'off' on a CPU"
-        )
 
 
 def draft_arguments(engine: EngineConfig, model_path: str, sent: bool) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from rlpipe.shared.remote import cluster_accelerator
 from rlpipe.shared.weights import EngineAdapter
 from rollout.arguments import EngineSetup
 from rollout.cleanup import engine_directory
-from rollout.draft_arguments import check_device
+from rollout.device_checks import check_device
 from rollout.engine_environment import DeviceKind, engine_environment
 from rollout.fleet import RunningEngine
-from rollout.fp8_arguments import check_fp8_device
 from rollout.requests import SamplingParameters
 
 
@@ -36,7 +35,6 @@ def engine_setups(
     run = uuid.uuid4().hex[:8]
     device: DeviceKind = "cuda" if _gpus(placement) else "cpu"
     check_device(device, config.rollout.engine)
-    check_fp8_device(device, config.rollout.engine)
     setups = [
         _setup(config, index, model_path, device, f"{run}e{index}", log_directory)
         for index in range(config.rollout.engines)

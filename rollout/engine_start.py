@@ -12,9 +12,9 @@ from rlpipe.model.hub import model_folder
 from rlpipe.shared.replaced_parts import relies_on
 from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
-from rollout.draft_arguments import check_device, chosen_steps
+from rollout.device_checks import check_device
+from rollout.draft_arguments import chosen_steps
 from rollout.failures import check_model_folder
-from rollout.fp8_arguments import check_fp8_device
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_patches.sglang_version import check_sglang_version
@@ -37,7 +37,6 @@ def checked_setup(setup: EngineSetup) -> EngineSetup:
     check_sglang_version()
     check_model_folder(setup)
     check_device(setup.device, setup.engine)
-    check_fp8_device(setup.device, setup.engine)
     if setup.device == "cpu":
         kv_memory.check(setup, kv_cache_tokens(setup))
     return setup

@@ -45,7 +45,9 @@ def start_failure(setup: EngineSetup, error: BaseException) -> RlpipeError:
             f"{who} could not start: no free memory for its KV pool; lower rollout.engine.kv_cache_tokens, "
             f"max_running_requests or memory_fraction; log: {setup.log_path}"
         )
-    return RolloutError(f"{who} could not start: {_last_exception(text)}; log: {setup.log_path}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = last_exception(text) or (lines[-1] if lines else "no message")
+    return RolloutError(f"{who} could not start: {said}; log: {setup.log_path}")
 
 
 def check_model_folder(setup: EngineSetup) -> None:
@@ -62,11 +64,10 @@ def check_model_folder(setup: EngineSetup) -> None:
         )
 
 
-def _last_exception(text: str) -> str:
-    """The last line that reads `SomeError: message`, else the last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        match = _EXCEPTION.match(line)
+def last_exception(text: str) -> str | None:
+    """The last line that reads `SomeError: message`."""
+    for line in reversed(text.splitlines()):
+        match = _EXCEPTION.match(line.strip())
         if match and "Initialization failed" not in line:
             return f"{match[1]}: {match[2]}"
-    return lines[-1] if lines else "no message"
+    return None

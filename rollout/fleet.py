@@ -19,6 +19,8 @@ from rollout.partial_response import PartialResponse
 from rollout.requests import EngineHealth
 
 _HOUR_SECONDS = 3600.0
+_MOST_FRUITLESS = 4
+"""Engines in a row that are lost before they answer anything that they were asked."""
 _LOOK_EVERY_SECONDS = 0.5
 
 
@@ -36,7 +38,8 @@ class RunningEngine:
     """One engine from its start to its end.
 
     progress: of its running requests, what it has told so far. lost_at: moment of `time.monotonic`. ended: nothing of
-    it is left. health: as it was when it had started.
+    it is left. health: as it was when it had started. asked, answered: whether it was sent a request, and has told any
+    token of one.
     """
 
     setup: EngineSetup
@@ -48,6 +51,8 @@ class RunningEngine:
     failure: EngineFailure | None = None
     lost_at: float = 0.0
     ended: bool = False
+    asked: bool = False
+    answered: bool = False
 
     def __post_init__(self) -> None:
         # Asked for first: an engine that hangs while it starts cannot answer, and its stack is wanted then.
@@ -69,14 +74,14 @@ class RunningEngine:
 class Fleet:
     """The engines by index. Listeners are called, in any thread, after an engine was lost or has come back.
 
-    last_words: of a failure that is the run's end.
+    last_words: of a failure that is the run's end, and why it is that.
     """
 
     def __init__(
         self,
         engines: Sequence[RunningEngine],
         fault: FaultConfig,
-        last_words: Callable[[RunningEngine, EngineFailure], RlpipeError],
+        last_words: Callable[[RunningEngine, EngineFailure, str], RlpipeError],
     ) -> None:
         self.counts = FaultCounts()
         self.end: RlpipeError | None = None
@@ -84,6 +89,7 @@ class Fleet:
         self._fault = fault
         self._last_words = last_words
         self._restarts: deque[float] = deque()
+        self._fruitless = 0
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._requests_paused = False
@@ -134,9 +140,20 @@ class Fleet:
             while self._restarts and now - self._restarts[0] > _HOUR_SECONDS:
                 self._restarts.popleft()
             self._restarts.append(now)
-            if len(self._restarts) > self._fault.engine_restarts and self.end is None:
-                self.end = self._last_words(engine, failure)
+            if engine.asked:
+                self._fruitless = 0 if engine.answered else self._fruitless + 1
+            if self.end is None and (why := self._why_it_ends()) is not None:
+                self.end = self._last_words(engine, failure, why)
         self._tell()
+
+    def _why_it_ends(self) -> str | None:
+        """None while lost engines are replaced."""
+        allowed = self._fault.engine_restarts
+        if len(self._restarts) > allowed:
+            return f"no restart is left, fault.engine_restarts allows {allowed} within an hour" if allowed else ""
+        if self._fruitless >= _MOST_FRUITLESS:
+            return f"{self._fruitless} engines in a row were lost before they answered anything, as others would be"
+        return None
 
     def give_up(self, failure: RlpipeError) -> None:
         """No engine is restarted any more."""

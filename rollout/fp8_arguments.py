@@ -1,11 +1,9 @@
-"""What SGLang is told so that it makes an engine with FP8 weights, and what cannot be one."""
+"""What SGLang is told so that it makes an engine with FP8 weights."""
 
 import json
 from typing import Any
 
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.shared.errors import ConfigError
-from rollout.engine_environment import DeviceKind
 
 BLOCK = 128
 """Rows and columns of a block that has a scale of its own."""
@@ -28,13 +26,3 @@ def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:
     if engine.kv_cache_dtype == "fp8":
         arguments["kv_cache_dtype"] = "fp8_e4m3"
     return arguments
-
-
-def check_fp8_device(device: DeviceKind, engine: EngineConfig) -> None:
-    """Raise ConfigError for FP8 on a CPU."""
-    chosen = {"quantization": engine.quantization, "kv_cache_dtype": engine.kv_cache_dtype}
-    for name, value in chosen.items():
-        if value not in ("none", "auto") and device == "cpu":
-            raise ConfigError(
-                f"rollout.engine.{name} is {value!r}, for which a CPU engine has no kernels: leave it out there"
-            )

@@ -245,15 +245,13 @@ class RolloutPool:
     def _requests_per_engine(self) -> int:
         return int(self._config.rollout.engine.max_running_requests * _QUEUE_SHARE) + 1
 
-    def _last_words(self, engine: RunningEngine, failure: EngineFailure) -> RlpipeError:
+    def _last_words(self, engine: RunningEngine, failure: EngineFailure, why: str) -> RlpipeError:
         """The failure as the end of the run, with what the engine printed last."""
         first, _, lines = str(failure).partition("\n")
         if not lines:
             first += "; its last lines:"
             lines = self._on_node(engine, log_tail, engine.setup.log_path)
-        allowed = self._config.fault.engine_restarts
-        why = f"no restart is left, fault.engine_restarts allows {allowed} within an hour: " if allowed else ""
-        return RolloutError(f"{why}{first}\n{lines}")
+        return RolloutError(f"{why}: {first}\n{lines}" if why else f"{first}\n{lines}")
 
     def _on_node(self, engine: RunningEngine, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function on the machine of an engine whose process may be gone."""

@@ -7,7 +7,7 @@ from typing import Any
 from rlpipe.shared.descendants import is_stopped
 from rlpipe.shared.errors import EngineFailure
 from rlpipe.shared.replaced_parts import relies_on
-from rollout.failures import log_tail
+from rollout.failures import last_exception, log_tail
 
 relies_on(
     "sglang.srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog",
@@ -73,16 +73,18 @@ class SchedulerWatch:
             await asyncio.sleep(_LIVENESS_SECONDS)
             stopped = stopped + 1 if any(is_stopped(process.pid) for process in processes) else 0
         self._death = EngineFailure(
-            f"engine {self._index} died: {_what_happened(processes)}; log: {self._log_path}; its last "
+            f"engine {self._index} died: {_what_happened(processes, self._log_path)}; log: {self._log_path}; its last "
             f"lines:\n{log_tail(self._log_path)}"
         )
         for task in self._waiting:
             task.cancel()
 
 
-def _what_happened(processes: Sequence[Any]) -> str:
+def _what_happened(processes: Sequence[Any], log_path: str) -> str:
     for process in processes:
         if not process.is_alive():
-            return f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
+            ended = f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
+            said = last_exception(log_tail(log_path)) if process.exitcode >= 0 else None  # below, by a signal
+            return f"{ended} after {said}" if said else ended
     stopped = [process.pid for process in processes if is_stopped(process.pid)]
     return f"SGLang's process {stopped[0] if stopped else processes[0].pid} was stopped and does not go on"

@@ -20,7 +20,8 @@ from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.shared.errors import ConfigError, ModelError
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.arguments import EngineSetup, check_argument_names, server_arguments
-from rollout.draft_arguments import check_device, chosen_steps
+from rollout.device_checks import check_device
+from rollout.draft_arguments import chosen_steps
 from rollout.engine_usage import UsageClock
 from rollout.model_modules import unneeded_model_modules
 from rollout.partial_response import PartialResponse, interrupted, without_overshoot

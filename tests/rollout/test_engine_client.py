@@ -39,7 +39,7 @@ def _client(engines, requests_per_engine):
         RunningEngine(SimpleNamespace(index=actor.index, log_path=""), actor, state=EngineState.SERVING)
         for actor in actors
     ]
-    fleet = Fleet(running, FaultConfig(), lambda _, failure: failure)
+    fleet = Fleet(running, FaultConfig(), lambda _engine, failure, _why: failure)
     return actors, EngineClient(fleet, requests_per_engine, keep_tokens=False)
 
 

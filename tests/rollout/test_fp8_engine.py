@@ -15,7 +15,7 @@ from rlpipe.model.fp8_checks import check_fp8
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import EngineSetup, server_arguments
-from rollout.fp8_arguments import check_fp8_device
+from rollout.device_checks import check_device
 from rollout.sglang_source import declared_server_arguments
 
 HYBRID = describe_model("Qwen3.5-35B-A3B")
@@ -82,8 +82,8 @@ def test_what_cannot_be_quantized_is_refused():
     with pytest.raises(ModelError, match="shared_expert_intermediate_size .* gives 64 on a rank"):
         check_fp8(HYBRID, "fp8_all", 8, expert=8)
     with pytest.raises(ConfigError, match=r"quantization is 'fp8', for which a CPU engine has no kernels"):
-        check_fp8_device("cpu", EngineConfig(quantization="fp8"))
-    check_fp8_device("cuda", EngineConfig(quantization="fp8"))
+        check_device("cpu", EngineConfig(quantization="fp8"))
+    check_device("cuda", EngineConfig(quantization="fp8"))
     with pytest.raises(ValueError, match="go with 'bfloat16'"):
         EngineConfig(quantization="fp8", dtype="float32")
     with pytest.raises(ValueError, match="json_model_override_args is there"):

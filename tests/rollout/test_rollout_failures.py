@@ -1,5 +1,6 @@
 """Engines that cannot start: one sentence each, and nothing left running."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rollout_models import save_dense
 from rollout_requests import generate, make_requests
 from safetensors.torch import load_file, save_file
 
-from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError
+from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError, RolloutError
 from rollout.pool import RolloutPool
 
 
@@ -54,6 +55,25 @@ def test_an_unknown_sglang_argument_names_the_nearest(ray_session, config_of, de
     error = start_error(config_of(sglang={"schedule_polcy": "fcfs"}), dense_folder, tmp_path)
     assert isinstance(error, ConfigError)
     assert "did you mean 'schedule_policy'?" in str(error)
+
+
+def test_attention_of_gpus_is_refused_on_a_cpu(config_of, dense_folder, tmp_path):
+    with pytest.raises(ConfigError, match="attention_backend is 'triton', whose kernels need a GPU"):
+        RolloutPool.start(config_of(sglang={"attention_backend": "triton"}), str(dense_folder))
+
+
+@pytest.mark.slow
+def test_engines_that_die_of_their_first_request_end_the_run_and_tell_of_what(
+    ray_session, config_of, dense_folder, tmp_path
+):
+    """SGLang finds out what it lacks when it is asked for something, and so does every other engine."""
+    config = config_of(sglang={"prefill_attention_backend": "triton", "decode_attention_backend": "triton"})
+    with RolloutPool.start(config, str(dense_folder), log_directory=str(tmp_path)) as pool:
+        pool.wait_until_ready()
+        with pytest.raises(RolloutError, match="4 engines in a row were lost before they answered anything") as caught:
+            generate(pool, make_requests(2, 4))
+    assert "ended with exit code" in str(caught.value)
+    assert re.search(r" after \w+(Error|Exception): ", str(caught.value))
 
 
 @pytest.mark.slow

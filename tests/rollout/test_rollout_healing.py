@@ -8,7 +8,7 @@ from rollout_requests import make_requests
 
 from rlpipe.config.fault import FaultConfig
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.shared.errors import EngineFailure
+from rlpipe.shared.errors import EngineFailure, RolloutError
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.answer_check import why_unusable
 from rollout.arguments import EngineSetup, replacement
@@ -103,7 +103,7 @@ def test_an_engine_in_the_place_of_another_has_files_of_its_own(config_of):
 
 
 def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
-    fleet = Fleet([_engine(0), _engine(1)], FaultConfig(engine_restarts=2), lambda one, failure: failure)
+    fleet = Fleet([_engine(0), _engine(1)], FaultConfig(engine_restarts=2), lambda one, failure, why: failure)
     fleet.note_sent_weights()
     clock = [0.0]
     monkeypatch.setattr("rollout.fleet.time.monotonic", lambda: clock[0])
@@ -125,10 +125,30 @@ def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
     assert told[:3] == [0, 0, 1]
 
 
+def _losses(*engines, allowed=10):
+    """Why a run ends whose engines are lost one after another; each is (asked, answered)."""
+    fleet = Fleet([_engine(0)], FaultConfig(engine_restarts=allowed), lambda one, failure, why: RolloutError(why))
+    for asked, answered in engines:
+        (running,) = fleet.all()
+        running.asked, running.answered = asked, answered
+        fleet.report(running, EngineFailure("lost"))
+        fleet.replace(running, _engine(0))
+    return None if fleet.end is None else str(fleet.end)
+
+
+def test_engines_that_die_of_what_they_are_asked_end_the_run_before_the_last_restart():
+    silent, useful, idle = (True, False), (True, True), (False, False)
+    assert _losses(silent, silent, silent, silent).startswith("4 engines in a row were lost before they answered")
+    assert _losses(silent, silent, silent, useful, silent, silent, silent) is None
+    assert _losses(silent, idle, idle, silent, idle, silent) is None  # lost by something else, which proves nothing
+    assert _losses(silent, idle, silent, silent, silent).startswith("4 engines in a row")
+    assert _losses(silent, silent, allowed=1) == "no restart is left, fault.engine_restarts allows 1 within an hour"
+
+
 def test_an_engine_that_starts_while_weights_are_sent_awaits_them():
     """Launched before with weights of the model's folder, perhaps when no other engine was there to receive any."""
     early, late = _engine(0), _engine(1)
-    fleet = Fleet([early, late], FaultConfig(), lambda one, failure: failure)
+    fleet = Fleet([early, late], FaultConfig(), lambda one, failure, why: failure)
     fleet.has_started(early, None)
     fleet.note_sent_weights()
     fleet.has_started(late, None)
