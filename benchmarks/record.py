@@ -2,6 +2,7 @@
 
     python benchmarks/record.py packing "actor_layers --profile" ...     run, keep, and render docs/performance.md
     python benchmarks/record.py gpu_tests                                the same for a suite of tests
+    python benchmarks/record.py --limit-seconds 400 long_context         keep what is printed by then, and say so
     python benchmarks/record.py                                          render the page again
     python benchmarks/record.py --check [NAME ...]                       run again what such a machine has recorded and
                                                                          compare (benchmarks/compare_records.py)
@@ -17,8 +18,12 @@ import argparse
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -319,12 +324,16 @@ SUITES = {
 _LINES_OF_A_SUITE = {"planted_defects": 1000}
 """Of those of which more is kept than the last 40, which hold the summary: what each defect was seen by."""
 
+_END_SECONDS = 60.0
+"""That a benchmark has to end in after it was interrupted."""
+
 _WRITTEN_BY_RECORDS = ("benchmarks/results", "docs/performance.md", "docs/cards.md", "README.md")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks, each with its arguments, and suites")
+    parser.add_argument("--limit-seconds", type=float, help="of each; one that takes longer is cut off, and told to be")
     parser.add_argument("--check", action="store_true", help="run again and compare with what is recorded")
     parser.add_argument("--cards", action="store_true", help="note the code of new cards in the records they name")
     options = parser.parse_args()
@@ -334,25 +343,36 @@ def main() -> None:
     if options.check:
         sys.exit(check({name for name, *_ in commands}))
     for name, *arguments in commands:
-        write_record(run(name, arguments), RESULTS)
+        write_record(run(name, arguments, options.limit_seconds), RESULTS)
     if options.cards:
         for file in sorted(RESULTS.glob("*.json")):
             write_record(with_code_of_cards(read_record(file), at_its_commit=True), RESULTS)
     PAGE.write_text(page([read_record(file) for file in sorted(RESULTS.glob("*.json"))]))
 
 
-def run(name: str, arguments: list[str]) -> Record:
-    """Run a benchmark or a suite, and show its lines as they come. Raises CalledProcessError when it fails."""
+def run(name: str, arguments: list[str], limit_seconds: float | None = None) -> Record:
+    """Run a benchmark or a suite, and show its lines as they come. Raises CalledProcessError when it fails.
+
+    After `limit_seconds` it is ended as Ctrl-C would end it; the record's last line says so then.
+    """
     script, *fixed = ARGUMENTS.get(name, (name,))
     program = [f"benchmarks/{script}.py", *fixed]
     shown = SUITES[name].split() if name in SUITES else ["python", *program]
     started = shown if name in SUITES else [sys.executable, "benchmarks/calibrated.py", *program]
     lines = []
-    with subprocess.Popen([*started, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as benchmark:
+    group = None if limit_seconds is None else 0  # one of its own, which can be interrupted as a whole
+    with (
+        subprocess.Popen(
+            [*started, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True, process_group=group
+        ) as benchmark,
+        _interrupted_after(limit_seconds, benchmark.pid) as was_cut_off,
+    ):
         for line in benchmark.stdout or ():
             print(line, end="", flush=True)
             lines.append(line.rstrip())
-    if benchmark.returncode:
+    if was_cut_off.is_set():
+        lines.append(f"cut off after {limit_seconds:g} seconds")
+    elif benchmark.returncode:
         raise subprocess.CalledProcessError(benchmark.returncode, [*started, *arguments])
     output, calibration = without_calibration("\n".join(lines))
     if name in SUITES:
@@ -361,6 +381,34 @@ def run(name: str, arguments: list[str]) -> Record:
     command = " ".join([*shown, *arguments])
     record = Record(name, command, date, host(), versions(), output, commit(), calibration_seconds=calibration)
     return with_code_of_cards(record)
+
+
+@contextmanager
+def _interrupted_after(seconds: float | None, group: int) -> Iterator[threading.Event]:
+    """Ends the processes of `group` if the block takes longer, which sets the event."""
+    was_cut_off = threading.Event()
+
+    def interrupt() -> None:
+        was_cut_off.set()
+        os.killpg(group, signal.SIGINT)
+
+    timers = []
+    if seconds is not None:
+        timers = [
+            threading.Timer(seconds, interrupt),
+            threading.Timer(seconds + _END_SECONDS, os.killpg, (group, signal.SIGKILL)),
+        ]
+    for timer in timers:
+        timer.start()
+    try:
+        yield was_cut_off
+    except KeyboardInterrupt:
+        if seconds is not None:
+            os.killpg(group, signal.SIGINT)
+        raise
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def with_code_of_cards(record: Record, at_its_commit: bool = False) -> Record:

@@ -98,3 +98,25 @@ def test_the_driver_s_work_is_set_beside_a_step_with_responses_as_long_as_the_st
     line = driver_scale.beside_a_step(512, one, further, 32)
     beside, between = line.split("beside the engines")[1].split("between them")
     assert beside.startswith(f" {1 + 2 * step:.0f} s") and between == f" 3.0 s ({3 / step:.1%})"
+
+
+SLOW = """
+import subprocess, sys, time
+print("first row", flush=True)
+subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"])
+print("second row", flush=True)
+"""
+
+
+def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(benchmarks, monkeypatch, tmp_path):
+    import record
+
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/slow.py").write_text(SLOW)
+    (tmp_path / "benchmarks/calibrated.py").write_text((PROJECT / "benchmarks/calibrated.py").read_text())
+    monkeypatch.setattr(record, "PROJECT", tmp_path)
+    cut_off = record.run("slow", [], limit_seconds=8)
+    assert cut_off.output.splitlines() == ["first row", "cut off after 8 seconds"]
+    assert cut_off.calibration_seconds is None
+    with pytest.raises(subprocess.CalledProcessError):
+        record.run("missing", [], limit_seconds=60)
