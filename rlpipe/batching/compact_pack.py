@@ -13,11 +13,7 @@ from rlpipe.batching.build_pack import build_pack, padded_ends
 from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.sequences import TrainingSequence, check_lengths, response_sequence
 from rlpipe.shared.pack import Pack, PackFrame
-from rlpipe.shared.sample_table import SampleTable
-
-Content = Any
-"""The memory of an array: a PickleBuffer, which Ray copies into its store once, or bytes, which are there once however
-many packs of a rank have them."""
+from rlpipe.shared.sample_table import Memory, SampleTable, memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +26,10 @@ class CompactPack(PackFrame):
     [response tokens]. token_weights, temperatures: of each sample, what `build_pack` asks for.
     """
 
-    prompts: list[Content]
-    responses: list[Content]
-    rollout_logprobs: list[Content]
-    loss_masks: list[Content] | None
+    prompts: list[Memory]
+    responses: list[Memory]
+    rollout_logprobs: list[Memory]
+    loss_masks: list[Memory] | None
     advantages: list[float | NDArray[np.float64]]
     temperatures: list[float]
     token_weights: Sequence[float]
@@ -95,13 +91,12 @@ class SamplePacker:
         for index in np.flatnonzero(samples.uneven).tolist():
             check_lengths(samples[index])
         self.limits = limits
-        self._samples = samples.samples
-        self.ids = [sample.sample_id for sample in samples.samples]
+        self._samples, self._content = samples.samples, samples.content
+        self.ids = samples.content.ids
         self.lengths_tokens = (samples.prompt_tokens + samples.response_tokens).tolist()
         self._masked = set(np.flatnonzero(samples.trained_tokens < samples.response_tokens).tolist())
         # One that is not computed yet reads as 0.
         self._advantages = [one if isinstance(one, np.ndarray) else one or 0.0 for one in samples.advantages]
-        self._prompts: dict[int, bytes] = {}
 
     def pack(self, indices: Sequence[int], token_weights: Sequence[float]) -> SampledPack:
         """token_weights: of each trained token of these samples."""
@@ -117,30 +112,15 @@ class SamplePacker:
 
     def content(self, indices: Sequence[int]) -> tuple[list[Any] | None, ...]:
         """What a `CompactPack` has of each of these samples, from `prompts` to `temperatures`."""
-        prompts: list[Content] = []
-        responses: list[Content] = []
-        logprobs: list[Content] = []
-        temperatures: list[float] = []
-        for index in indices:  # one loop, without a call for each field: what it takes, GPUs wait for
-            sample = self._samples[index]
-            prompt, ids, chances = sample.prompt.token_ids, sample.response_ids, sample.rollout_logprobs
-            prompts.append(self._prompts.get(id(prompt)) or self._added(prompt))
-            responses.append(PickleBuffer(_content(ids, np.int32) if isinstance(ids, tuple) else ids.content))
-            logprobs.append(
-                PickleBuffer(_content(chances, np.float32) if isinstance(chances, tuple) else chances.content)
-            )
-            temperatures.append(sample.temperature)
-        every = self._masked.isdisjoint(indices)
-        masks = (
-            None if every else [PickleBuffer(_content(self._samples[index].loss_mask, np.int8)) for index in indices]
+        known = self._content
+        masks = None
+        if not self._masked.isdisjoint(indices):
+            masks = [PickleBuffer(memory(self._samples[index].loss_mask, np.int8)) for index in indices]
+        return (
+            [known.prompts[index] for index in indices],
+            [PickleBuffer(known.responses[index]) for index in indices],
+            [PickleBuffer(known.rollout_logprobs[index]) for index in indices],
+            masks,
+            [self._advantages[index] for index in indices],
+            [known.temperatures[index] for index in indices],
         )
-        return prompts, responses, logprobs, masks, [self._advantages[index] for index in indices], temperatures
-
-    def _added(self, prompt: tuple[int, ...]) -> bytes:
-        """Kept by its place in memory, which samples keep from others."""
-        added = self._prompts[id(prompt)] = np.array(prompt, np.int32).tobytes()
-        return added
-
-
-def _content(values: Any, dtype: type[np.generic]) -> Any:
-    return np.asarray(values, dtype)

@@ -1,8 +1,8 @@
 """Samples with columns: what is asked of all samples of an iteration, one array for each question."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,50 @@ from rlpipe.shared.sample import Sample, Status
 
 Advantage = float | NDArray[np.float64]
 """Of all tokens of a response, or of each: float64 [response tokens]."""
+Memory = Any
+"""That of numbers, contiguous: an array, bytes, or a PickleBuffer, which Ray copies into its store once."""
+
+
+class Content(NamedTuple):
+    """What packs take of `n` samples, a list of n entries each, so that no sample has to be looked at to send it.
+
+    prompts: int32, the same object where samples have a prompt in common. responses: memory of int32. rollout_logprobs:
+    memory of float32.
+    """
+
+    ids: list[str]
+    prompts: list[bytes]
+    responses: list[Memory]
+    rollout_logprobs: list[Memory]
+    temperatures: list[float]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "Content":
+        made = {id(sample.prompt.token_ids): sample.prompt.token_ids for sample in samples}
+        prompts = {place: np.array(token_ids, np.int32).tobytes() for place, token_ids in made.items()}
+        return cls(
+            [sample.sample_id for sample in samples],
+            [prompts[id(sample.prompt.token_ids)] for sample in samples],
+            [memory(sample.response_ids, np.int32) for sample in samples],
+            [memory(sample.rollout_logprobs, np.float32) for sample in samples],
+            [sample.temperature for sample in samples],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Content"]) -> "Content":
+        return cls(*(list(chain.from_iterable(lists)) for lists in zip(*(part.lists for part in parts), strict=True)))
+
+    def changed(self, samples: Mapping[int, Sample]) -> "Content":
+        """With these in the places of others."""
+        content = Content(*map(list, self.lists))
+        for new, entries in zip(content.lists, Content.of(list(samples.values())).lists, strict=True):
+            for index, entry in zip(samples, entries, strict=True):
+                new[index] = entry
+        return content
+
+    @property
+    def lists(self) -> tuple[list[Any], ...]:
+        return self.ids, self.prompts, self.responses, self.rollout_logprobs, self.temperatures
 
 
 class SampleTable(Sequence[Sample]):
@@ -18,7 +62,8 @@ class SampleTable(Sequence[Sample]):
     What GPUs wait for afterwards works on columns.
 
     samples: as they were given. Those that the table itself hands out have their entry of `advantages`, where there are
-    any. scores: float64 [n], NaN without a reward. groups: int64 [n], numbers in the order of their first appearance.
+    any. content: what packs take of them. scores: float64 [n], NaN without a reward. groups: int64 [n], numbers in the
+    order of their first appearance.
     prompt_tokens, response_tokens, trained_tokens: int64 [n]. failed: bool [n], by status. uneven: bool [n], without a
     prompt or with another number of mask entries or log-probabilities than of response tokens.
     """
@@ -28,10 +73,11 @@ class SampleTable(Sequence[Sample]):
         samples: Sequence[Sample],
         columns: NDArray[np.int64],
         scores: NDArray[np.float64],
+        content: Content,
         advantages: Sequence[Advantage] | None = None,
     ) -> None:
         """columns: int64 [n, 6], what the properties say, in their order."""
-        self.samples, self.scores = samples, scores
+        self.samples, self.scores, self.content = samples, scores, content
         self._columns, self._advantages = columns, advantages
 
     @classmethod
@@ -42,7 +88,8 @@ class SampleTable(Sequence[Sample]):
         columns = np.empty((len(samples), 6), np.int64)
         columns[:, 0] = numbered(sample.group_id for sample in samples)
         columns[:, 1:] = np.array([_row(sample) for sample in samples]).reshape(-1, 5)
-        return cls(samples, columns, np.array([_score(sample) for sample in samples], np.float64))
+        scores = np.array([_score(sample) for sample in samples], np.float64)
+        return cls(samples, columns, scores, Content.of(samples))
 
     @classmethod
     def joined(cls, tables: Sequence["SampleTable"]) -> "SampleTable":
@@ -51,19 +98,24 @@ class SampleTable(Sequence[Sample]):
         groups = np.array([table.groups.max(initial=-1) + 1 for table in tables])
         columns[:, 0] += np.repeat(np.cumsum(groups) - groups, list(map(len, tables)))
         samples = list(chain.from_iterable([table.samples for table in tables]))
-        return cls(samples, columns, np.concatenate([table.scores for table in tables]))
+        content = Content.joined([table.content for table in tables])
+        return cls(samples, columns, np.concatenate([table.scores for table in tables]), content)
 
     def with_samples(self, samples: Sequence[Sample]) -> "SampleTable":
         """These, one for each of its own and of the same group, without advantages; most are its own."""
+        others = {
+            index: sample
+            for index, (sample, own) in enumerate(zip(samples, self.samples, strict=True))
+            if sample is not own
+        }
         columns, scores = self._columns.copy(), self.scores.copy()
-        for index, (sample, own) in enumerate(zip(samples, self.samples, strict=True)):
-            if sample is not own:
-                columns[index, 1:], scores[index] = _row(sample), _score(sample)
-        return SampleTable(samples, columns, scores)
+        for index, sample in others.items():
+            columns[index, 1:], scores[index] = _row(sample), _score(sample)
+        return SampleTable(samples, columns, scores, self.content.changed(others))
 
     def with_advantages(self, advantages: Sequence[Advantage]) -> "SampleTable":
         """advantages: of each sample."""
-        return SampleTable(self.samples, self._columns, self.scores, advantages)
+        return SampleTable(self.samples, self._columns, self.scores, self.content, advantages)
 
     @property
     def advantages(self) -> Sequence[Advantage | None]:
@@ -123,6 +175,11 @@ def _row(sample: Sample) -> tuple[int, int, int, bool, bool]:
     prompt, response = len(sample.prompt.token_ids), len(sample.response_ids)
     even = prompt > 0 and response == len(sample.loss_mask) == len(sample.rollout_logprobs)
     return prompt, response, sample.trained_tokens, sample.status is Status.FAILED, not even
+
+
+def memory(values: Any, dtype: type[np.generic]) -> Memory:
+    """That of a NumberArray as it is; of a tuple an array."""
+    return np.asarray(values, dtype) if isinstance(values, tuple) else values.content
 
 
 def _score(sample: Sample) -> float:

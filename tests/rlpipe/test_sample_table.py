@@ -43,7 +43,14 @@ BATCHES = st.lists(ROWS, min_size=1, max_size=40).map(
 
 
 def same_columns(one: SampleTable, other: SampleTable) -> bool:
+    for found, wanted in zip(one.content.lists, other.content.lists, strict=True):
+        if [_plain(entry) for entry in found] != [_plain(entry) for entry in wanted]:
+            return False
     return all(np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in COLUMNS)
+
+
+def _plain(entry: object) -> object:
+    return entry if isinstance(entry, str | float) else bytes(entry)
 
 
 @settings(deadline=None, max_examples=40)
@@ -54,9 +61,23 @@ def test_tables_of_groups_joined_are_the_table_of_all(samples):
     joined = SampleTable.joined([SampleTable.of(group) for group in groups.values()])
     assert list(joined) == in_order and joined[-1] == in_order[-1] and joined[::2] == in_order[::2]
     assert same_columns(joined, SampleTable.of(in_order)) and len(joined) == len(in_order)
-    masked = [one.changed(loss_mask=LossMask.filled(0, one.response_tokens)) for one in in_order[::3]]
+    masked = [
+        one.changed(loss_mask=LossMask.filled(0, one.response_tokens), response_ids=TokenIds.filled(7, 2))
+        for one in in_order[::3]
+    ]
     changed = [masked[place // 3] if place % 3 == 0 else one for place, one in enumerate(in_order)]
     assert same_columns(joined.with_samples(changed), SampleTable.of(changed))
+
+
+def test_samples_with_a_prompt_in_common_have_its_memory_in_common():
+    first, second = sample_of(1, "g", 0.0), sample_of(2, "g", 1.0)
+    other = sample_of(3, "h", 1.0)
+    second = second.changed(prompt=first.prompt)
+    one, two, three = SampleTable.of(
+        [first, second, other.changed(prompt=Prompt("h", "", (3,), "", "test"))]
+    ).content.prompts
+    assert one is two and np.frombuffer(one, np.int32).tolist() == [1, 2]
+    assert np.frombuffer(three, np.int32).tolist() == [3]
 
 
 def test_columns_by_hand():
