@@ -174,7 +174,7 @@ class EngineClient:
             self._fleet.report(engine, EngineFailure(f"{failure}; log: {engine.setup.log_path}"))
             self._see_fleet()
             return
-        engine.answered = True
+        self._fleet.note_answer(engine)
         self._dispatcher.finished(engine.index, request)
         self._note_span(request, generation)
         self._resolve(generation)

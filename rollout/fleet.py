@@ -20,7 +20,7 @@ from rollout.requests import EngineHealth
 
 _HOUR_SECONDS = 3600.0
 _MOST_FRUITLESS = 4
-"""Engines in a row that are lost before they answer anything that they were asked."""
+"""Engines that are lost before they answer anything that they were asked, while no other answers."""
 _LOOK_EVERY_SECONDS = 0.5
 
 
@@ -140,8 +140,7 @@ class Fleet:
             while self._restarts and now - self._restarts[0] > _HOUR_SECONDS:
                 self._restarts.popleft()
             self._restarts.append(now)
-            if engine.asked:
-                self._fruitless = 0 if engine.answered else self._fruitless + 1
+            self._fruitless += engine.asked and not engine.answered
             if self.end is None and (why := self._why_it_ends()) is not None:
                 self.end = self._last_words(engine, failure, why)
         self._tell()
@@ -152,8 +151,12 @@ class Fleet:
         if len(self._restarts) > allowed:
             return f"no restart is left, fault.engine_restarts allows {allowed} within an hour" if allowed else ""
         if self._fruitless >= _MOST_FRUITLESS:
-            return f"{self._fruitless} engines in a row were lost before they answered anything, as others would be"
+            return f"{self._fruitless} engines in a row were lost before any answered anything, as others would be"
         return None
+
+    def note_answer(self, engine: RunningEngine) -> None:
+        """It told tokens of a request. Called with each answer, so it takes no lock."""
+        engine.answered, self._fruitless = True, 0
 
     def give_up(self, failure: RlpipeError) -> None:
         """No engine is restarted any more."""

@@ -233,7 +233,8 @@ class Supervisor:
             return
         probes.missed.append(seconds > self._fault.engine_probe_deadline_seconds)
         probes.answered_at = time.monotonic()
-        engine.answered |= bool(pulse.grown)
+        if pulse.grown:
+            self._fleet.note_answer(engine)
         known = engine.progress
         for new in pulse.grown:
             known[new.request_id] = new.after(known.get(new.request_id, PartialResponse()))

@@ -125,23 +125,28 @@ def test_restarts_are_counted_within_the_hour_and_a_loss_once(monkeypatch):
     assert told[:3] == [0, 0, 1]
 
 
-def _losses(*engines, allowed=10):
-    """Why a run ends whose engines are lost one after another; each is (asked, answered)."""
-    fleet = Fleet([_engine(0)], FaultConfig(engine_restarts=allowed), lambda one, failure, why: RolloutError(why))
-    for asked, answered in engines:
-        (running,) = fleet.all()
-        running.asked, running.answered = asked, answered
-        fleet.report(running, EngineFailure("lost"))
-        fleet.replace(running, _engine(0))
+def _losses(*fates, allowed=10):
+    """Why a run ends one of whose two engines is lost again and again: before it is asked anything, silent after that,
+    or after answers, its own or the other's."""
+    engines = [_engine(0), _engine(1)]
+    fleet = Fleet(engines, FaultConfig(engine_restarts=allowed), lambda one, failure, why: RolloutError(why))
+    for fate in fates:
+        lost, other = fleet.all()
+        lost.asked = fate != "idle"
+        if fate in ("useful", "helped"):
+            fleet.note_answer(lost if fate == "useful" else other)
+        fleet.report(lost, EngineFailure("lost"))
+        fleet.replace(lost, _engine(0))
     return None if fleet.end is None else str(fleet.end)
 
 
 def test_engines_that_die_of_what_they_are_asked_end_the_run_before_the_last_restart():
-    silent, useful, idle = (True, False), (True, True), (False, False)
-    assert _losses(silent, silent, silent, silent).startswith("4 engines in a row were lost before they answered")
-    assert _losses(silent, silent, silent, useful, silent, silent, silent) is None
-    assert _losses(silent, idle, idle, silent, idle, silent) is None  # lost by something else, which proves nothing
-    assert _losses(silent, idle, silent, silent, silent).startswith("4 engines in a row")
+    silent = "silent"
+    assert _losses(silent, silent, silent, silent).startswith("4 engines in a row were lost before any answered")
+    assert _losses(silent, silent, silent, "useful", silent, silent, silent) is None
+    assert _losses(silent, silent, silent, "helped", silent, silent) is None
+    assert _losses(silent, "idle", "idle", silent, "idle", silent) is None  # lost by something else: proves nothing
+    assert _losses(silent, "idle", silent, silent, silent).startswith("4 engines in a row")
     assert _losses(silent, silent, allowed=1) == "no restart is left, fault.engine_restarts allows 1 within an hour"
 
 
