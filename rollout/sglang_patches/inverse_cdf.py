@@ -26,10 +26,12 @@ def invert_cdf(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def keep_top(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """`probs` with zeros outside the `top_k` [batch] most likely tokens and the nucleus of share `top_p` [batch].
 
-    The token that crosses the share belongs to the nucleus. Ties are broken towards the lower token id.
+    The token that crosses the share belongs to the nucleus, and with a share of 1 all do, whatever their sum is rounded
+    to. Ties are broken towards the lower token id.
     """
     sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = sorted_probs.cumsum(-1) - sorted_probs
-    rank = torch.arange(probs.shape[-1])
-    dropped = (rank >= top_k[:, None]) | (before > top_p[:, None])
+    before = sorted_probs.cumsum(-1, dtype=torch.float64) - sorted_probs
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    share = top_p[:, None]
+    dropped = (rank >= top_k[:, None]) | ((before > share) & (share < 1.0))
     return torch.zeros_like(probs).scatter_(-1, order, sorted_probs.masked_fill(dropped, 0.0))

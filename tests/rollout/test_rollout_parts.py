@@ -208,6 +208,11 @@ def test_top_k_and_top_p_keep_each_rows_own_tokens():
     ]
 
 
+def test_a_share_of_one_keeps_what_rounded_sums_put_behind_it():
+    probs = torch.softmax(torch.randn(8, 50_000, generator=torch.Generator().manual_seed(0)), dim=-1) * 1.00001
+    assert torch.equal(keep_top(probs, torch.full((8,), 50_000), torch.ones(8)), probs)
+
+
 @pytest.mark.parametrize(("inner", "columns"), [(64, 128), (128, 320), (300, 77)])
 def test_rows_of_a_product_do_not_depend_on_their_company(inner, columns):
     generator = torch.Generator().manual_seed(0)
