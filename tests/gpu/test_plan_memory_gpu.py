@@ -26,12 +26,7 @@ SIZES = {
 @pytest.mark.parametrize("granularity", ["none", "full"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
-    settings = {
-        "dtype": "bfloat16",
-        "max_tokens_per_gpu": 8192,
-        "recompute": {"granularity": granularity},
-        "optimizer": {"device_cache_gigabytes": 0},  # states that stay where there is room are no need of a step's
-    }
+    settings = {"dtype": "bfloat16", "max_tokens_per_gpu": 8192, "recompute": {"granularity": granularity}}
     path = write_model(tmp_path, kind, SIZES[kind])
     free, total = torch.cuda.mem_get_info()
     others = total - free  # this process among them, when tests before this one have computed in it
