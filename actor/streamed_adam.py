@@ -2,8 +2,9 @@
 
 Masters and moments of all trained parameters lie one behind the other in page-locked host memory. A chunk of them is
 uploaded into a slot of device memory, updated there, and downloaded again. There are as many slots as device memory
-has room for: what fits is uploaded while forward and backward passes run, and a chunk that stays in its slot is not
-uploaded again for the next update. Downloads run beside whatever the device does after an update.
+has room for, none where it has none: what fits is uploaded while forward and backward passes run, and a chunk that
+stays in its slot is not uploaded again for the next update. An update itself, whose passes are over, has two at least.
+Downloads run beside whatever the device does after an update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ relies_on(
 
 CHUNK_ELEMENTS = 64 * 2**20
 LEAST_SLOTS = 2
-"""One chunk is updated while the next one arrives."""
+"""Of an update: one chunk is updated while the next one arrives."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,10 @@ class StreamedAdam:
         return tuple(part[start : start + parameter.numel()] for part in self.states.parts)  # type: ignore[return-value]
 
     def reserve(self, slots: int) -> None:
-        """Have `slots` slots, or one for each chunk if that is less, and never fewer than two; fewer than wanted where
-        the device has no room. What slots held stays there as far as they remain."""
-        wanted = min(len(self._chunks), max(slots, LEAST_SLOTS))
-        self.release(wanted)
-        while self.slots < wanted:
-            try:
-                self._free.append(_Slot(self._slot_elements, self.states, self._device))
-            except torch.OutOfMemoryError:
-                if self.slots < min(LEAST_SLOTS, len(self._chunks)):
-                    raise
-                return
+        """Have `slots` slots, or one for each chunk if that is less; fewer than wanted where the device has no room.
+        What slots held stays there as far as they remain."""
+        self.release(slots)
+        self._grow(slots, least=0)
 
     def prefetch(self) -> None:
         """Begin to upload what has a slot."""
@@ -150,7 +144,7 @@ class StreamedAdam:
 
         gradient_of: the gradient of a parameter, of any shape and dtype, on the device.
         """
-        self.reserve(self.slots)
+        self._grow(LEAST_SLOTS, least=LEAST_SLOTS)
         self.prefetch()
         held = [chunk for chunk in self._chunks if chunk.number in self._held]
         waiting = [chunk for chunk in self._chunks if chunk.number not in self._held]
@@ -168,7 +162,7 @@ class StreamedAdam:
         """Write all parameters anew from their masters, which is what the last update did. Begins to upload moments."""
         missing = [chunk for chunk in self._chunks if chunk.number not in self._held]
         if missing and not self._free:
-            self.reserve(self.slots + LEAST_SLOTS)
+            self._grow(self.slots + LEAST_SLOTS, least=self.slots + 1)
         for chunk in self._chunks:
             if chunk.number in self._held:
                 compute_after(self._held[chunk.number].master_arrived)
@@ -217,6 +211,17 @@ class StreamedAdam:
             slot.ahead = False
         self._free += self._held.values()
         self._held = {}
+
+    def _grow(self, slots: int, least: int) -> None:
+        """Have `slots` slots, or one for each chunk if that is less. Raises OutOfMemoryError where the device has no
+        room for `least` of them."""
+        while self.slots < min(slots, len(self._chunks)):
+            try:
+                self._free.append(_Slot(self._slot_elements, self.states, self._device))
+            except torch.OutOfMemoryError:
+                if self.slots < least:
+                    raise
+                return
 
     def _upload_into(self, slot: _Slot, chunk: Chunk) -> None:
         self._copy_up(slot, chunk)

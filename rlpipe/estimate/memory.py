@@ -50,10 +50,17 @@ USED_SHARE_OF_SPARE = 0.8
 STAYING_PARTS = ("CUDA and NCCL", "weight sync")
 """Of a colocated actor's memory, what is there whoever works."""
 
+_OF_PASSES = ("activations", "logits chunk", "layer at work", "recomputed layer")
+"""Of the actor's memory, what is free again when the optimizer works."""
+
 _ENGINE_STAYS = "graphs and workspace"
 
 STATES_RESERVE_BYTES = 4 * 2**30
 """Device memory that optimizer states leave alone beyond what the passes take (actor/device_memory.py)."""
+
+UPDATE_SLOTS = 2
+SLOT_ELEMENTS = 64 * 2**20
+"""Of what lies in host memory, what is on the device at a time in an update (actor/streamed_adam.py)."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,9 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     actor = _actor_parts(config, model, fused=cluster.gpus > 0 and config.actor.dtype == "bfloat16")
     device, host = optimizer * (1 - _offloaded(config)), optimizer * _offloaded(config)
     if cluster.gpus:
-        actor |= {"optimizer": int(device), "CUDA and NCCL": _context_bytes(config)}
+        passes = sum(actor.get(name, 0) for name in _OF_PASSES)
+        update = max(0, _update_bytes(config, model) - passes)
+        actor |= {"optimizer": int(device), "update beyond passes": update, "CUDA and NCCL": _context_bytes(config)}
     else:
         actor |= {"optimizer": int(optimizer)}
     return Memory(
@@ -268,13 +277,31 @@ def _parameter_bytes(config: Config, model: Model, own: int) -> int:
 
 
 def _optimizer_bytes(config: Config, model: Model) -> float:
-    """Masters and moments of one rank: sharded over the ranks that hold the same parameters."""
+    """Masters and moments of one rank."""
+    return sum(_optimizer_shards(config, model)) * _state_bytes(config)
+
+
+def _update_bytes(config: Config, model: Model) -> int:
+    """What an update has on the device of states that lie in host memory, and of gradients in float32. Experts have an
+    optimizer of their own."""
+    shards = [shard * _offloaded(config) for shard in _optimizer_shards(config, model)]
+    slots = sum(min(shard, UPDATE_SLOTS * SLOT_ELEMENTS) for shard in shards)
+    return int(slots * _state_bytes(config) + min(max(shards), SLOT_ELEMENTS) * _GRADIENT_BYTES)
+
+
+def _optimizer_shards(config: Config, model: Model) -> tuple[float, float]:
+    """Trained parameters of one rank, sharded over the ranks that hold the same ones: of all but experts, and of
+    experts."""
     actor, parallel = config.actor, config.actor.parallel
     stage = model.trained_in_stage(parallel.pipeline)
     per_stage = actor.processes // parallel.pipeline
     dense = (stage.tensor / parallel.tensor + stage.whole) / (per_stage // parallel.tensor)
-    experts = stage.experts / per_stage
-    return (dense + experts) * (_MASTER_BYTES + 2 * _BYTES[actor.optimizer.moments_dtype])
+    return dense, stage.experts / per_stage
+
+
+def _state_bytes(config: Config) -> int:
+    """Master and both moments of one parameter."""
+    return _MASTER_BYTES + 2 * _BYTES[config.actor.optimizer.moments_dtype]
 
 
 def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:

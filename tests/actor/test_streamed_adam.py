@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from actor import streamed_adam
 from actor.streamed_adam import StreamedAdam
 
 GROUPS = (
@@ -45,7 +46,7 @@ def by_torch(owners, steps: int) -> list[torch.Tensor]:
     return [master for group in masters for master in group]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 99])
+@pytest.mark.parametrize("slots", [0, 1, 2, 3, 99])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_number_of_slots_gives_the_update_of_torch(slots, dtype):
     owners = parameters(dtype)
@@ -53,6 +54,7 @@ def test_any_number_of_slots_gives_the_update_of_torch(slots, dtype):
     adam = opened(owners)
     for step in range(4):
         adam.reserve(slots)
+        assert adam.slots == min(slots, 7)
         adam.staying_slots = adam.slots // 2
         adam.prefetch()
         adam.step(step, GROUPS, gradients(step, owners).__getitem__)
@@ -61,7 +63,7 @@ def test_any_number_of_slots_gives_the_update_of_torch(slots, dtype):
     for owner, master in zip(flat, wanted, strict=True):
         assert torch.equal(adam.host_views(owner)[0].to(DEVICE), master)
         assert torch.equal(owner, master.to(dtype))
-    assert 2 <= adam.slots <= 7
+    assert adam.slots == min(max(slots, 2), 7)
     adam.close()
     assert adam.slots == 0
 
@@ -83,6 +85,24 @@ def test_parameters_come_back_from_their_masters_and_training_goes_on():
     one.finish()
     other.finish()
     assert all(torch.equal(a, b) for a, b in zip(one.states.parts, other.states.parts, strict=True))
+
+
+def test_a_full_device_is_said_where_not_even_the_least_fits(monkeypatch):
+    owners = parameters(torch.bfloat16)
+    adam = opened(owners)
+    adam.reserve(1)
+    adam.prefetch()
+    monkeypatch.setattr(streamed_adam, "_Slot", full_device)
+    adam.reserve(3)  # what there is no room for is done without
+    assert adam.slots == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        adam.restore_parameters()
+    with pytest.raises(torch.OutOfMemoryError):
+        adam.step(0, GROUPS, gradients(0, owners).__getitem__)
+
+
+def full_device(*_: object) -> None:
+    raise torch.OutOfMemoryError
 
 
 def test_moments_in_bfloat16_are_rounded_after_an_update_in_float32():

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from actor import device_memory
+from actor import device_memory, streamed_adam
 from rlpipe.cli import app
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import STATES_RESERVE_BYTES, load_model
+from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CLUSTERS
@@ -291,3 +291,18 @@ def test_optimizer_states_stay_on_a_gpu_as_far_as_there_is_room():
     assert planned("local_1x141gb", "actor.optimizer.cpu_offload_fraction=0").kept_state_bytes == 0
     assert planned("local_cpu").kept_state_bytes == 0
     assert STATES_RESERVE_BYTES == device_memory._RESERVE_BYTES
+
+
+def test_an_update_whose_states_take_more_than_its_passes_is_counted():
+    def actor_parts(*settings):
+        config = load_config(PROJECT / "configs/recipes/qwen3_0_6b_gsm8k.yaml", settings)
+        return plan(config, load_model(config.model.path), load_cluster("local_1x141gb")).memory.actor
+
+    assert "update beyond passes" not in actor_parts()
+    tiny = ("actor.max_tokens_per_gpu=1024", "rollout.max_response_tokens=512", "actor.logprob_chunk_tokens=64")
+    parts = actor_parts(*tiny, "actor.recompute.granularity=full")
+    passes = sum(parts.get(name, 0) for name in ("activations", "logits chunk", "recomputed layer"))
+    staged = UPDATE_SLOTS * SLOT_ELEMENTS * 12 + SLOT_ELEMENTS * 4
+    assert passes + parts["update beyond passes"] == staged
+    assert "update beyond passes" not in actor_parts(*tiny, "actor.optimizer.cpu_offload_fraction=0")
+    assert (UPDATE_SLOTS, SLOT_ELEMENTS) == (streamed_adam.LEAST_SLOTS, streamed_adam.CHUNK_ELEMENTS)
