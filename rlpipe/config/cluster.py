@@ -90,6 +90,9 @@ class SpeedsConfig(Section):
     """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads. Of one
     profile."""
 
+    layer_step_seconds: float = Field(5e-5, ge=0)
+    """Of the GPU for one layer in a pass of an engine over few tokens, whose short kernels only follow one another."""
+
     decoding_step_seconds: float = Field(0.0015, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
 

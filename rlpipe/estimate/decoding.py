@@ -12,6 +12,10 @@ from rlpipe.flops.peaks import peak_bf16_tflops
 
 _PARAMETER_BYTES = 2
 
+BREAK_EVEN_WITHIN = 1.6
+"""How many times more tokens than were measured the model of drafts asks for at most, of recorded runs
+(tests/benchmarks/test_planned_drafts.py)."""
+
 
 @dataclass(frozen=True)
 class EnginePass:
@@ -56,19 +60,25 @@ def break_even_tokens(model: Model, cluster: ClusterConfig, ranks: int, draft: D
     return max(1.0, gpu / plain, host / (plain - work.requests * speeds.decoding_request_seconds))
 
 
+def drafts_slow_down(pass_tokens: float, break_even: float) -> bool:
+    """Whether a verified pass gives too few tokens of a response even if the model asks for more than it takes."""
+    return pass_tokens < break_even / BREAK_EVEN_WITHIN
+
+
 def _host_seconds(cluster: ClusterConfig, work: EnginePass) -> float:
     return cluster.speeds.decoding_step_seconds + work.requests * cluster.speeds.decoding_request_seconds
 
 
 def _gpu_seconds(model: Model, cluster: ClusterConfig, ranks: int, work: EnginePass) -> float:
-    """The longer of reading and computing, and what ranks exchange."""
+    """The longest of reading, computing and starting kernels, and what ranks exchange."""
     speeds, bandwidth = cluster.speeds, cluster.node.gpu_memory_gigabytes_per_second * 1e9
     share = speeds.attention_share_of_bandwidth if work.tokens == 1 else speeds.verifying_share_of_bandwidth
     reading = _weight_and_state_bytes(model, work) / ranks / speeds.decoding_share_of_bandwidth
     reading += _cache_bytes(model, ranks, work) / share
     peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.dense_layers_share_of_peak
     computing = work.rows * model_flops(model.shape, [1], include_mtp=False).forward / ranks / peak
-    return max(reading / bandwidth, computing) + _exchange_seconds(model, cluster, ranks, work.rows)
+    starting = len(model.shape.layers) * speeds.layer_step_seconds
+    return max(reading / bandwidth, computing, starting) + _exchange_seconds(model, cluster, ranks, work.rows)
 
 
 def _read_bytes(model: Model, ranks: int, work: EnginePass) -> float:

@@ -5,6 +5,7 @@ from statistics import fmean, pstdev
 
 from rlpipe.batching.prefix_tree import repeated_prefix_tokens
 from rlpipe.config.root import Config
+from rlpipe.estimate.decoding import drafts_slow_down
 from rlpipe.generation.group_source import Batch
 from rlpipe.shared.sample import Episode, Sample, Status, by_episode, is_truncated
 from rlpipe.training.episode_metrics import episode_metrics
@@ -135,10 +136,10 @@ def draft_metrics(usage: Sequence[EngineUsage], config: Config) -> dict[str, flo
 def draft_warnings(metrics: Mapping[str, float]) -> list[str]:
     """Whether drafts cost more than they bring, of an iteration's metrics; `auto` leaves them out by itself then."""
     pass_tokens, break_even = metrics.get("rollout/draft_pass_tokens"), metrics.get("rollout/draft_break_even_tokens")
-    if pass_tokens is None or break_even is None or pass_tokens >= break_even:
+    if pass_tokens is None or break_even is None or not drafts_slow_down(pass_tokens, break_even):
         return []
     return [
-        f"drafts slow generation down: a verified pass gives {pass_tokens:.2f} tokens, and it would take "
+        f"drafts slow generation down: a verified pass gives {pass_tokens:.2f} tokens, and it would take about "
         f"{break_even:.2f} to make up for drafting; set rollout.engine.draft.method to 'auto' or 'off', lower "
         "draft.steps, or train the prediction layer (actor.train_mtp)"
     ]

@@ -3,6 +3,7 @@
 from collections import Counter
 from statistics import fmean
 
+from rlpipe.estimate.decoding import drafts_slow_down
 from rlpipe.monitoring.report.history import History
 from rlpipe.shared.phases import PHASES, TRAINING_PARTS
 
@@ -140,7 +141,7 @@ def _quality(means: dict[str, float]) -> list[str]:
             f"SGLang and Megatron differ by {mismatch:.3f} nats a token on average: see docs/determinism.md."
         )
     pass_tokens = means.get("rollout/draft_pass_tokens", 0.0)
-    if pass_tokens < means.get("rollout/draft_break_even_tokens", 0.0):
+    if drafts_slow_down(pass_tokens, means.get("rollout/draft_break_even_tokens", 0.0)):
         sentences.append(
             f"A verified draft gave {pass_tokens:.2f} tokens on average, fewer than drafting costs: set "
             "rollout.engine.draft.method to auto or off, or train the prediction layer."
