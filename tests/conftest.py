@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
 
 set_defaults()
+# A fast example takes long where the machine is busy.
+settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any load")
 for support in Path(__file__).parent.glob("*/*_support.py"):  # so that their assertions tell what they compared, too
     pytest.register_assert_rewrite(support.stem, f"tests.{support.parent.name}.{support.stem}")
 

@@ -88,7 +88,7 @@ def packs_of(sequences, aggregation: str, budget: int, ranks: int, multiple: int
     ],
     ids=lambda options: options["loss"],
 )
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     aggregation=st.sampled_from(["token_mean", "sequence_mean", "sequence_sum_norm", "group_mean"]),
     seed=st.integers(0, 5),

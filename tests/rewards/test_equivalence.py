@@ -261,7 +261,7 @@ def spellings(value: Fraction) -> list[str]:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(NUMERATORS, DENOMINATORS)
 def test_a_number_in_any_spelling_is_that_number_and_no_other(numerator: int, denominator: int) -> None:
     value = Fraction(numerator, denominator)

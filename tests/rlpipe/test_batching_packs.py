@@ -89,7 +89,7 @@ batches = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     samples=batches,
     ranks=st.integers(1, 4),

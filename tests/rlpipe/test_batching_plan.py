@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpipe.batching import PackLimits, advise_budget, cost_per_length, plan_packs, report_on
@@ -66,7 +66,6 @@ def test_splitting_reaches_the_count_or_single_items(sizes, more):
     assert sorted(item for items in split for item in items) == list(range(len(sizes)))
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(1, 130), st.integers(1, 15)), min_size=1, max_size=120).map(np.array),
     ranks=st.integers(1, 5),

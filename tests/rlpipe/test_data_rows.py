@@ -90,7 +90,7 @@ _MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.fixed_dictionaries({"prompt": _JSON | _MESSAGES, "label": _JSON, "more": _JSON}) | _JSON)
 def test_every_row_is_a_prompt_or_has_a_problem(tokenizer, values):
     if row_problem(values, _DATASET) is None:

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actor.hf.weight_table import export_plan
@@ -37,10 +37,7 @@ shapes = st.sampled_from(list(SHAPES.values()))
 conventions = st.sampled_from(list(Convention))
 batches = st.lists(st.integers(0, 5000), max_size=12)
 
-patient = settings(deadline=None)  # a loaded machine is slow
 
-
-@patient
 @given(shapes, batches, conventions, st.integers(1, 5), st.randoms())
 def test_totals_do_not_depend_on_the_layout(shape, lengths, convention, ranks, random):
     """However sequences are dealt to data-parallel ranks and in which order, the sum over the ranks is the same."""
@@ -54,7 +51,6 @@ def test_totals_do_not_depend_on_the_layout(shape, lengths, convention, ranks, r
     assert total == whole
 
 
-@patient
 @given(shapes, batches, conventions, st.booleans())
 def test_costs_of_sequences_add_up_to_the_batch(shape, lengths, convention, include_mtp):
     cost = sequence_cost(shape, convention, include_mtp=include_mtp)
@@ -64,7 +60,6 @@ def test_costs_of_sequences_add_up_to_the_batch(shape, lengths, convention, incl
     assert breakdown.tokens == sum(lengths)
 
 
-@patient
 @given(shapes, st.integers(1, 100_000))
 def test_conventions_are_ordered(shape, length):
     half, exact, full = (sequence_cost(shape, convention)(length) for convention in Convention)
@@ -72,14 +67,12 @@ def test_conventions_are_ordered(shape, length):
     assert (exact == full) == (length == 1)
 
 
-@patient
 @given(shapes, st.integers(1, 5000), st.integers(1, 5000), conventions)
 def test_two_sequences_cost_less_than_their_concatenation(shape, first, second, convention):
     cost = sequence_cost(shape, convention)
     assert cost(first) + cost(second) < cost(first + second)
 
 
-@patient
 @given(st.integers(0, 60), st.integers(1, 70))
 def test_exact_pairs_are_those_of_a_mask(length, window):
     visible = sum(1 for query in range(length) for key in range(query + 1) if query - key < window)
@@ -87,7 +80,6 @@ def test_exact_pairs_are_those_of_a_mask(length, window):
     assert doubled_pairs(length, Convention.FULL, window) == 2 * length**2
 
 
-@patient
 @given(st.integers(0, 5000), st.integers(1, 5000))
 def test_half_differs_from_exact_by_the_diagonal(length, window):
     exact, half = (doubled_pairs(length, c, window) for c in (Convention.CAUSAL_EXACT, Convention.CAUSAL_HALF))

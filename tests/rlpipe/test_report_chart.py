@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlpipe.monitoring.panels import GROUPS, Panel
@@ -47,7 +47,6 @@ def test_a_quiet_run_gets_no_advice():
     assert advice(History("run", ({"iteration": 0},), (), "")) == []
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=9),
     st.booleans(),

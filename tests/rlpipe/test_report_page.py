@@ -149,7 +149,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.fixed_dictionaries({name: _ROWS for name in ("metrics", "samples", "ranks", "logs/jit")}))
 def test_no_rows_make_a_traceback(files):
     with tempfile.TemporaryDirectory() as name:

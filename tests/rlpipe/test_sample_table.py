@@ -53,7 +53,7 @@ def _plain(entry: object) -> object:
     return entry if isinstance(entry, str | float) else bytes(entry)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(samples=BATCHES)
 def test_tables_of_groups_joined_are_the_table_of_all(samples):
     groups = {name: [one for one in samples if one.group_id == name] for name in (one.group_id for one in samples)}
@@ -106,7 +106,7 @@ def one_group(scores: list[float], config: AlgorithmConfig) -> list[float]:
 @pytest.mark.parametrize(
     ("advantage", "normalize"), [("grpo", True), ("grpo", False), ("dr_grpo", False), ("rloo", False)]
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(samples=BATCHES)
 def test_advantages_of_all_groups_at_once_are_those_of_each_group_to_the_last_bit(advantage, normalize, samples):
     config = AlgorithmConfig(advantage=advantage, normalize_by_std=normalize, aggregation="sequence_sum_norm")
@@ -125,7 +125,7 @@ def test_advantages_of_all_groups_at_once_are_those_of_each_group_to_the_last_bi
     assert [one.advantage for one in result.samples] == [expected[one.sample_id] for one in usable]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(samples=BATCHES, ranks=st.integers(1, 3), updates=st.integers(1, 2))
 def test_packs_of_a_table_with_advantages_are_those_of_samples_that_have_them(samples, ranks, updates):
     if all(one.status is Status.FAILED for one in samples):
