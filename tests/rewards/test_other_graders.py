@@ -66,7 +66,9 @@ def test_words_are_taken_from_where_they_are_wanted() -> None:
     assert rewards.grade("exact_match", response, "Paris", where="answer").correct
     assert rewards.grade("exact_match", response, "Rome", where="boxed").correct
     assert not rewards.grade("exact_match", response, "Rome").correct
-    assert rewards.grade("f1", "no box", "x", where="boxed").components == {"format": 0.0}
+    for name in ("exact_match", "f1"):
+        without = rewards.grade(name, "no box", "no box", where="boxed")
+        assert not without.correct and without.components == {"format": 0.0}
 
 
 @pytest.mark.parametrize(("tokens", "score"), [(10, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (500, -1.0)])
@@ -110,6 +112,7 @@ IFEVAL = [
     ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a: 1}"),
     ("detectable_format:title", {}, "<<Title>> text", "Title"),
     ("combination:two_responses", {}, "one ****** two", "one ****** one"),
+    ("combination:two_responses", {}, "****** one ****** two ******", "one ****** two ****** three"),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, "Say it. It.", "It."),
     ("startend:end_checker", {"end_phrase": "The end."}, "So. The end.", "The end. So."),
     ("startend:quotation", {}, '"quoted"', "quoted"),
@@ -151,6 +154,13 @@ def test_ifeval_from_columns_with_share_and_lenience() -> None:
     assert (loose.score, loose.correct) == (1.0, True)
     with pytest.raises(ValueError, match="language:unheard_of"):
         rewards.grade("ifeval", "x", '{"instruction_id_list": ["language:unheard_of"], "kwargs": [{}]}')
+
+
+def test_ifeval_takes_the_prompt_that_a_row_does_not_repeat() -> None:
+    metadata = {"instruction_id_list": ["combination:repeat_prompt", "punctuation:no_comma"], "kwargs": [{}, {}]}
+    for response, score in (("Say it. Yes, it.", 0.5), ("Say it. It.", 1.0), ("Yes, it.", 0.0)):
+        reward = rewards.grade("ifeval", response, "", prompt="Say it.", score="share", metadata=metadata)
+        assert (reward.score, reward.correct) == (score, score == 1.0)
 
 
 def test_weighted_sums_scores_and_keeps_the_parts() -> None:

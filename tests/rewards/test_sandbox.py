@@ -176,11 +176,14 @@ def test_code(response: str, label: str, score: float) -> None:
     assert (reward.score, reward.correct) == (score, score == 1.0), reward.reason
 
 
-def test_code_gives_the_share_of_passed_tests() -> None:
-    label = json.dumps(["assert add(1, 2) == 3", "assert add(1, 2) == 4"])
-    reward = rewards.grade("code", ADD, label, score="share", wall_seconds=20.0)
+@pytest.mark.parametrize("failing", [1, 2])
+def test_code_gives_the_share_of_passed_tests(failing: int) -> None:
+    tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]
+    tests[failing - 1] = "assert add(1, 2) == 4"
+    reward = rewards.grade("code", ADD, json.dumps(tests), score="share", wall_seconds=20.0)
     assert (reward.score, reward.correct) == (0.5, False)
-    assert "test 2 failed: AssertionError" in reward.reason
+    assert reward.components == {"format": 1.0}
+    assert f"1 of 2 tests passed; test {failing} failed: AssertionError" in reward.reason
 
 
 def test_a_program_ends_with_the_grading_that_started_it() -> None:
