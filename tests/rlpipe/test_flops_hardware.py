@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from rlpipe.flops import KernelWork, Recompute, hardware_flops, model_flops
 from rlpipe.model.model_reader import describe_model
@@ -60,6 +61,13 @@ def test_selective_recompute_of_a_dense_model():
     shape = describe_model("Qwen3-8B").shape
     model = model_flops(shape, LENGTHS)
     assert hardware_flops(shape, LENGTHS, _selective("mlp")) == model.train + model.per_layer_type["dense"]
+
+
+def test_latents_are_projected_up_again_by_hand():
+    shape = describe_model(AutoConfig.for_model("deepseek_v3", num_hidden_layers=2).to_dict()).shape
+    queries, keys_and_values = 1536 * 128 * (128 + 64), 512 * 128 * (128 + 128)
+    again = 2 * 4096 * 2 * (queries + keys_and_values)
+    assert hardware_flops(shape, LENGTHS, _selective("mla_up_proj")) == model_flops(shape, LENGTHS).train + again
 
 
 def test_unknown_module_is_refused():
