@@ -1,4 +1,5 @@
-"""Where tests run if pytest has several workers: files stay whole, and engine tests share one pool of engines."""
+"""Where tests run if pytest has several workers: files stay whole, and engine tests share one pool of engines. Planted
+defects alone are shared out one by one."""
 
 import random
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ for support in Path(__file__).parent.glob("*/*_support.py"):  # so that their as
 
 # Long ones first, so that no worker is left alone with one of them at the end.
 _FIRST = ("tests/rollout/", "tests/rlpipe/test_rollouts_end", "tests/rlpipe/test_train_end", "tests/actor/")
+
+# Each starts a process of its own, so that two workers share them; in one they would take an hour.
+_APART = "tests/planted/test_planted_defects.py::test_a_planted_defect"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +48,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class WholeFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(_APART):
+                return nodeid
             return _FIRST[0] if nodeid.startswith(_FIRST[0]) else nodeid.split("::", 1)[0]
 
     return WholeFiles(config, log)

@@ -72,6 +72,11 @@ class PytestRun:
         return [report for report in self.reports if report["outcome"] == "failed"]
 
     @property
+    def failed_by(self) -> str:
+        """How it ended; empty where it passed."""
+        return "" if self.passed else self.last_lines
+
+    @property
     def last_lines(self) -> str:
         return " | ".join(line for line in self.output.splitlines()[-3:] if line.strip())[:_SHOWN_CHARACTERS]
 
@@ -140,15 +145,15 @@ def environment_of(defect: Defect, marks: Path) -> dict[str, str]:
     return {"PYTHONPATH": search, "RLPIPE_PLANTED": json.dumps(planted | {"marks": str(marks)})}
 
 
-def attempt(defect: Defect, without: PytestRun) -> Attempt:
-    """Run the defect's test with it. without: the same test with no defect."""
+def attempt(defect: Defect, fails_without: str = "") -> Attempt:
+    """Run the defect's test with it. fails_without: how the test ends with no defect, empty where it passes."""
     with tempfile.TemporaryDirectory() as name:
         marks = Path(name) / "marks"
         marks.mkdir()
         run = run_test(defect.test, defect.only, Path(name), environment_of(defect, marks))
     return Attempt(
         defect.name,
-        "" if without.passed else without.last_lines,
+        fails_without,
         run.planted,
         run.timed_out,
         run.failures[0] if run.failures else None,

@@ -51,7 +51,7 @@ def attempts(chosen: Collection[Defect], jobs: int) -> Iterator[Attempt]:
     with Workers(jobs) as workers:
         tests = dict.fromkeys((one.test, one.only) for one in chosen)
         without = {test: workers.submit(run_without, *test) for test in tests}
-        waiting = [workers.submit(attempt, one, without[one.test, one.only].result()) for one in chosen]
+        waiting = [workers.submit(attempt, one, without[one.test, one.only].result().failed_by) for one in chosen]
         for done in as_completed(waiting):
             yield done.result()
 

@@ -24,8 +24,7 @@ def test_every_defect_fits_the_code_and_names_a_test_that_exists():
 def test_a_defect_is_seen_by_an_assertion_of_a_test_that_passes_without_it():
     test = "rlpipe/test_strangers_and_secrets.py::test_secrets_in_sentences_are_hidden"
     defect = next(one for one in DEFECTS if one.test == test)
-    without = run_without(test, "")
-    tried = attempt(defect, without)
+    tried = attempt(defect, run_without(test, "").failed_by)
     seen = verdict_on(tried, "")
     assert seen.seen and seen.reason.startswith("AssertionError: "), seen.reason
     for broken, reason in [
@@ -71,5 +70,6 @@ def test_what_another_process_raised_is_read_from_what_it_left():
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name.replace(" ", "-"))
 def test_a_planted_defect_turns_its_test_red(defect):
-    verdict = verdict_on(attempt(defect, run_without(defect.test, defect.only)), defect.error)
+    """That the test passes without it, the suite that this one is part of tells."""
+    verdict = verdict_on(attempt(defect), defect.error)
     assert verdict.seen, f"{defect.test}: {verdict.reason}"
