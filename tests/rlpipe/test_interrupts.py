@@ -102,3 +102,23 @@ def test_how_a_child_ended_is_told_and_can_still_be_waited_for(command: str, wor
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             assert words in (end_of(child.pid) or "")
         assert child.wait() != 0
+
+
+IMPORTED = """
+import os, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+from rlpipe.__main__ import main
+main()
+"""
+
+
+def test_an_interruption_while_the_command_line_is_imported_says_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout + done.stderr == ""
