@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlpipe.shared.descendants import adopt_orphans
 from tests.chaos.chaos_schedule import Strike
 from tests.rlpipe.run_support import (
     MARK,
@@ -89,6 +90,7 @@ def disturbed_run(
 ) -> DisturbedRun:
     """Runs the small run in `folder` to its end, whatever that is; it leaves no process. notes: where its record lies,
     if not there."""
+    adopt_orphans()  # as this process does anyway once a test has started a cluster in it
     folder.mkdir(parents=True, exist_ok=True)
     schedule, record = folder / "schedule.json", (notes or folder) / "record.jsonl"
     schedule.write_text(json.dumps([asdict(strike) for strike in strikes]))
