@@ -43,6 +43,7 @@ from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
+from rlpipe.estimate.memory import BESIDE_TORCH_BYTES
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import trainable_model
@@ -51,9 +52,6 @@ from rlpipe.shared.pack import Pack, PackFrame
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
-
-BESIDE_TORCH_BYTES = 3 * 2**29
-"""Device memory of one process that torch does not count: the CUDA context, kernels, NCCL's buffers."""
 
 
 class ActorWorker:

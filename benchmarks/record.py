@@ -76,6 +76,10 @@ BENCHMARKS = {
         "Supervised steps over one sequence. TFLOP/s and MFU count the causal half of attention, so that they may be "
         "set beside those of short sequences.",
     ),
+    "long_context_64k": (
+        "Contexts of 65,536 tokens",
+        "As above, with half of the tokens, which need no recomputation.",
+    ),
     "rollout": (
         "The pool beside raw SGLang",
         "The floor is raw SGLang with one list of prompts; the pool adds Ray, seeds, streaming and row padding, and "
@@ -252,6 +256,7 @@ QUESTIONS = {
     "newcomer": "How long is it from a model's name to a served model?",
     "whole_step_lora": "What do adapters save?",
     "long_context": "How long may a sequence be?",
+    "long_context_64k": "How much of that needs no recomputation?",
     "actor_layers": "How fast do the layers train, and what is between them and the device's limit?",
     "learning": "Does it learn, and do engine and actor agree?",
     "parity": "Do engine, actor, layouts and data types agree?",
@@ -303,6 +308,7 @@ ARGUMENTS = {
     "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
+    "long_context_64k": ("long_context", "--tokens", "65536"),
     "demo_whole": ("demo_runs", "--whole"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }
@@ -311,7 +317,7 @@ ARGUMENTS = {
 
 SUITES = {
     "default_suite": "bash scripts/test.sh",
-    "whole_suite": "bash scripts/test.sh --slow",
+    **{f"whole_suite_{part}": f"bash scripts/test.sh --slow --part {part}/6" for part in range(1, 7)},
     "gpu_tests": "python -m pytest tests/gpu",
     "jit_hooks": "python -m pytest tests/gpu/test_jit_hooks_gpu.py",
     "gpu_chaos": "python -m pytest -s tests/gpu/test_chaos_gpu.py",

@@ -28,10 +28,21 @@ _APART = "tests/planted/test_planted_defects.py::test_a_planted_defect"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests within a file, in random order")
+    parser.addoption("--part", metavar="K/N", help="every N-th test in that order, from the K-th on")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = config.getoption("--shuffle")
+    _order(items, config.getoption("--shuffle"))
+    if part := config.getoption("--part"):
+        which, parts = (int(number) for number in part.split("/"))
+        if not 1 <= which <= parts:
+            raise pytest.UsageError(f"--part {part}: parts are 1/{parts} to {parts}/{parts}")
+        chosen = items[which - 1 :: parts]
+        config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % parts != which - 1])
+        items[:] = chosen
+
+
+def _order(items: list[pytest.Item], seed: int | None) -> None:
     if seed is None:
         items.sort(key=lambda item: next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), 99))
         return

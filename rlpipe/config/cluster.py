@@ -66,12 +66,16 @@ class SpeedsConfig(Section):
     """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end, of layers with experts or
     Gated DeltaNet."""
 
-    dense_layers_share_of_peak: float = Field(0.588, gt=0, le=1)
+    dense_layers_share_of_peak: float = Field(0.72, gt=0, le=1)
     """The same of layers that have neither: their products are larger, and less lies between them."""
 
     attention_share_of_peak: float = Field(0.49, gt=0, le=1)
     """The same of attention's own products, queries with keys and weights with values, which long sequences consist
     of."""
+
+    adapter_memory_passes: float = Field(10, ge=0)
+    """How often a training step reads or writes the inputs and outputs of adapted projections for their adapters, whose
+    products are narrow: of the GPU's memory bandwidth, beside the layers."""
 
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
@@ -115,6 +119,12 @@ class SpeedsConfig(Section):
 
     weight_sync_share_of_link: float = Field(0.68, gt=0, le=1)
     """Of the link between two GPUs, weights sent to separate engines."""
+
+    mapping_gigabytes_per_second: float = Field(190, gt=0)
+    """Memory that a process gives back to its GPU's driver, or takes from it, in large pieces."""
+
+    engine_mapping_gigabytes_per_second: float = Field(800, gt=0)
+    """The same of an engine's weights and pools, whose addresses stay."""
 
     call_seconds: float = Field(0.005, ge=0)
     """Of a call to all workers, whatever it does."""

@@ -47,13 +47,19 @@ _CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 USED_SHARE_OF_SPARE = 0.8
 """Of the memory that engines leave free after their warm-up, what a colocated actor may hold while they generate."""
 
+BESIDE_TORCH_BYTES = 3 * 2**29
+"""Of that, what is not for tensors: the CUDA context, kernels, NCCL's buffers."""
+
 STAYING_PARTS = ("CUDA and NCCL", "weight sync")
 """Of a colocated actor's memory, what is there whoever works."""
+
+_FRAGMENTS = 1_000_000_000  # of what torch has mapped, where gradients and states stay in it
 
 _OF_PASSES = ("activations", "logits chunk", "layer at work", "recomputed layer")
 """Of the actor's memory, what is free again when the optimizer works."""
 
-_ENGINE_STAYS = "graphs and workspace"
+ENGINE_STAYS = "graphs and workspace"
+"""Of an engine's memory, what is there also while it sleeps."""
 
 STATES_RESERVE_BYTES = 4 * 2**30
 """Device memory that optimizer states leave alone beyond what the passes take (actor/device_memory.py)."""
@@ -200,22 +206,38 @@ def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConf
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0) or not cluster.gpus:
         return 0
     room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
-    parts = {name: size for name, size in memory.actor.items() if name not in STAYING_PARTS}
-    weights = sum(parts.get(name, 0) for name in ("parameters", "adapters", "optimizer"))
+    weights = _weight_bytes(memory)
     if weights > room:
         return 0
-    for held in (sum(parts.values()) + kept, weights + parts["gradients"] + kept):
-        if held <= room:
+    for held in _held_with_gradients(memory, kept):
+        if held + _FRAGMENTS <= room:
             return held
     return weights + min(kept, int(room) - weights)
 
 
+def gradients_stay(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> bool:
+    """Whether their memory stays mapped while engines generate, so that it need not be mapped anew."""
+    room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
+    return min(_held_with_gradients(memory, kept)) + _FRAGMENTS <= room
+
+
+def _held_with_gradients(memory: Memory, kept: int) -> tuple[int, int]:
+    """With what torch has mapped for the passes, and without that."""
+    everything = sum(size for name, size in memory.actor.items() if name not in STAYING_PARTS)
+    return everything + kept, _weight_bytes(memory) + memory.actor["gradients"] + kept
+
+
+def _weight_bytes(memory: Memory) -> int:
+    return sum(memory.actor.get(name, 0) for name in ("parameters", "adapters", "optimizer"))
+
+
 def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) -> float:
-    """Bytes of a GPU that the actor may hold while engines generate."""
+    """Bytes of a GPU that the actor may hold in tensors that come and go, while engines generate."""
     total = cluster.node.gpu_memory_gigabytes * 1e9
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return total - sum(memory.actor.values())
-    return USED_SHARE_OF_SPARE * max(0.0, total - sum(memory.engine.parts.values()))
+    spare = max(0.0, total - sum(memory.engine.parts.values()))
+    return max(0.0, USED_SHARE_OF_SPARE * spare - BESIDE_TORCH_BYTES - memory.actor.get("weight sync", 0))
 
 
 def offloaded_bytes(config: Config, model: Model, cluster: ClusterConfig) -> float:
@@ -229,7 +251,7 @@ def _engine_bytes_beside_passes(config: Config, cluster: ClusterConfig, memory: 
         return 0
     parts = memory.engine.parts
     asleep = config.ray.shares_memory(gpus=cluster.gpus > 0)
-    return parts.get(_ENGINE_STAYS, 0) if asleep else sum(parts.values())
+    return parts.get(ENGINE_STAYS, 0) if asleep else sum(parts.values())
 
 
 def _context_bytes(config: Config) -> int:
@@ -323,7 +345,7 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         room = int(cluster.node.gpu_memory_gigabytes * 1e9 * engine.memory_share) - weights - drafting
         needed = needed_pools(model.shape, engine, model.architecture, requests + 1, longest, config.reuses_prefixes)
         pools = pools_within(needed, room)
-        workspace = {_ENGINE_STAYS: _ENGINE_WORKSPACE}
+        workspace = {ENGINE_STAYS: _ENGINE_WORKSPACE}
     running = min(requests, pools.kv_tokens // longest)
     if pools.states is not None and cluster.gpus:
         running = min(running, pools.states // states_per_request(engine, model.architecture, config.reuses_prefixes))

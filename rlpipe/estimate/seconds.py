@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
-from rlpipe.estimate.memory import Memory, Model, kept_state_bytes, offloaded_bytes, room_beside_engines
+from rlpipe.estimate.memory import (
+    ENGINE_STAYS,
+    Memory,
+    Model,
+    gradients_stay,
+    kept_state_bytes,
+    offloaded_bytes,
+    room_beside_engines,
+)
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
+from rlpipe.flops.layers import MixtureOfExperts
 from rlpipe.flops.peaks import peak_bf16_tflops
 
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
@@ -59,6 +68,7 @@ def plan_seconds(
     request."""
     busy, exchanging = _busy_share(config, lengths), _exchanging_share(config, cluster)
     training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
+    training += _adapter_seconds(config, model, cluster, lengths)
     seconds = {
         "forward_backward": training / (config.actor.processes * exchanging * busy),
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
@@ -66,12 +76,13 @@ def plan_seconds(
     if config.sft:
         return seconds
     forward = _forward_seconds(config, model, cluster, lengths) / busy
+    adapting = _adapter_seconds(config, model, cluster, lengths) / (3 * config.actor.processes * busy)  # as of products
     needs_reference = config.algorithm.kl.coefficient > 0
     needs_old = config.algorithm.needs_old_pass(config.rollout.may_be_stale)
     seconds = {
         "rollout": _rollout_seconds(config, model, cluster, memory, lengths) if memory.engine.concurrency else 0.0,
         "ref_logprob": forward + _swap_seconds(config, memory, model, cluster) if needs_reference else 0.0,
-        "old_logprob": forward if needs_old else 0.0,
+        "old_logprob": forward + adapting if needs_old else 0.0,
         **seconds,
         "sleep_wake": _sleep_wake_seconds(config, model, cluster, memory),
         "weight_sync": _sync_seconds(config, model, cluster),
@@ -89,6 +100,19 @@ def _forward_seconds(config: Config, model: Model, cluster: ClusterConfig, lengt
     training = _executed_work(model, cluster, lengths, Recompute("none", frozenset()))
     exchanging = (1 / _exchanging_share(config, cluster) - 1) / 2 * _device_seconds(training, config, model, cluster)
     return (_device_seconds(forward, config, model, cluster) + exchanging) / config.actor.processes
+
+
+def _adapter_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Of one device, what adapters take of training beside the FLOPs of the layers: their products are so narrow that
+    the memory's bandwidth bounds them. An adapter of rank r has r weights for each of its inputs and outputs."""
+    if model.adapters is None or config.actor.lora is None or not cluster.gpus:
+        return 0.0
+    routed = [one for layer in model.shape.layers if isinstance(one := layer.feed_forward, MixtureOfExperts)]
+    used = routed[0].experts_per_token / routed[0].experts if routed else 0
+    adapters = model.adapters
+    ends = (adapters.tensor + adapters.whole + used * adapters.experts) / config.actor.lora.rank
+    size = ends * lengths.samples * lengths.sequence_tokens * _PARAMETER_BYTES
+    return cluster.speeds.adapter_memory_passes * size / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 
 def _swap_seconds(config: Config, memory: Memory, model: Model, cluster: ClusterConfig) -> float:
@@ -195,14 +219,20 @@ def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, mem
 
 
 def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:
-    """Where engines and actor share memory: the calls, and the masters on their way back to the device where the
-    actor's weights have no room beside engines."""
+    """Where engines and actor share memory: the calls, what engines give back and map anew, and of what has no room
+    beside them the gradients, likewise, and the masters on their way back to the device."""
     if not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return 0.0
-    if cluster.gpus and memory.actor["parameters"] <= room_beside_engines(config, cluster, memory):
-        return cluster.speeds.call_seconds
-    size = model.parameters / config.actor.processes * _MASTER_BYTES  # each rank's own shard; all-gathers are quick
-    return cluster.speeds.call_seconds + size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+    seconds, speeds = cluster.speeds.call_seconds, cluster.speeds
+    if not cluster.gpus or memory.actor["parameters"] > room_beside_engines(config, cluster, memory):
+        size = model.parameters / config.actor.processes * _MASTER_BYTES  # each rank's own; all-gathers are quick
+        seconds += size / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+    if cluster.gpus:
+        asleep = sum(size for name, size in memory.engine.parts.items() if name != ENGINE_STAYS)
+        seconds += 2 * asleep / (speeds.engine_mapping_gigabytes_per_second * 1e9)
+        if not gradients_stay(config, model, cluster, memory):
+            seconds += 2 * memory.actor["gradients"] / (speeds.mapping_gigabytes_per_second * 1e9)
+    return seconds
 
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:

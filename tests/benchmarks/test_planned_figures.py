@@ -46,6 +46,8 @@ RECORDS = [
     Record("whole_step_8b.cuda", "local_1x141gb", frozenset(PEAKS)),
     # Rollouts of the same engine and lengths took 6.0 to 10.4 s there, which says nothing of a plan.
     Record("whole_step_flashqla.cuda", "local_1x141gb", frozenset({"rollout s", "step s"})),
+    # Both GPUs streamed their states at 22 GB/s each way, where one alone reaches 50: why is not known.
+    Record("whole_step_8b.cuda2", "local_2x141gb", frozenset({"optimizer s"})),
     Record("whole_step_table.cuda2", "local_2x141gb", frozenset({"step s"}), busy=True),
 ]
 
