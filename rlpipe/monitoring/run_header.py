@@ -19,8 +19,16 @@ def run_header(config: Config, directory: RunDirectory) -> list[tuple[str, str]]
         facts.append(("wandb", f"project {config.trackers.wandb_project}, {config.trackers.wandb}"))
     facts += [("model", config.model.path), *_layout(config)]
     if config.ray.address is None:  # in a cluster that is joined, GPUs are elsewhere
-        facts.append(("kernels", support_line(visible_capability())))
+        facts.append(("kernels", support_line(visible_capability()) + _named_kernels(config)))
     return facts
+
+
+def _named_kernels(config: Config) -> str:
+    """What the configuration says otherwise."""
+    backends = {} if config.sft else {k: v for k, v in config.rollout.engine.sglang.items() if k.endswith("_backend")}
+    if config.actor.gdn_backend != "auto":
+        backends = {"actor.gdn_backend": config.actor.gdn_backend, **backends}
+    return "; but as set " + ", ".join(f"{name} {value}" for name, value in backends.items()) if backends else ""
 
 
 def _layout(config: Config) -> list[tuple[str, str]]:
