@@ -37,9 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         which, parts = (int(number) for number in part.split("/"))
         if not 1 <= which <= parts:
             raise pytest.UsageError(f"--part {part}: parts are 1/{parts} to {parts}/{parts}")
-        chosen = items[which - 1 :: parts]
         config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % parts != which - 1])
-        items[:] = chosen
+        items[:] = items[which - 1 :: parts]
 
 
 def _order(items: list[pytest.Item], seed: int | None) -> None:

@@ -25,10 +25,10 @@ def run_header(config: Config, directory: RunDirectory) -> list[tuple[str, str]]
 
 def _named_kernels(config: Config) -> str:
     """What the configuration says otherwise."""
-    backends = {} if config.sft else {k: v for k, v in config.rollout.engine.sglang.items() if k.endswith("_backend")}
-    if config.actor.gdn_backend != "auto":
-        backends = {"actor.gdn_backend": config.actor.gdn_backend, **backends}
-    return "; but as set " + ", ".join(f"{name} {value}" for name, value in backends.items()) if backends else ""
+    gdn, sglang = config.actor.gdn_backend, {} if config.sft else config.rollout.engine.sglang
+    named = [f"actor.gdn_backend {gdn}"] if gdn != "auto" else []
+    named += [f"{name} {value}" for name, value in sglang.items() if name.endswith("_backend")]
+    return "; but as set " + ", ".join(named) if named else ""
 
 
 def _layout(config: Config) -> list[tuple[str, str]]:

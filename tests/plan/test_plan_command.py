@@ -17,6 +17,7 @@ from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CLUSTERS
 from rlpipe.shared.project_files import ROOT as PROJECT
+from rlpipe.training.trained_share import planned_model
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
@@ -266,6 +267,22 @@ def test_settings_of_the_cluster_are_planned(tmp_path):
     cluster = tmp_path / "mine.yaml"
     cluster.write_text(f"base: {CLUSTERS}/local_8x80gb.yaml\nsettings: {{rollout: {{engines: 2}}}}\n")
     assert _answer(DENSE, str(cluster))["idle_gpus"] == 2
+
+
+def test_adapters_take_memory_passes_beside_the_layers():
+    settings = ["actor.lora.rank=16", "actor.recompute.granularity=full", "actor.max_tokens_per_gpu=20480"]
+    config = load_config(PROJECT / "configs/recipes/qwen3_8b_lora.yaml", settings)
+    cluster, model = load_cluster("local_1x141gb"), planned_model(config)
+
+    def seconds(passes):
+        speeds = cluster.speeds.model_copy(update={"adapter_memory_passes": passes})
+        return plan(config, model, cluster.model_copy(update={"speeds": speeds})).seconds["forward_backward"]
+
+    query, key, feed_forward = 4096 + 4096, 4096 + 1024, 4096 + 12288  # inputs and outputs of a projection
+    ends = 36 * (2 * query + 2 * key + 3 * feed_forward)
+    tokens = config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt * config.longest_sequence_tokens
+    read = 4 * ends * tokens * 2 / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
+    assert seconds(4) - seconds(0) == pytest.approx(read)
 
 
 def test_a_supervised_run_has_no_engines():
