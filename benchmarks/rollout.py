@@ -3,6 +3,7 @@
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
     python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
+    python benchmarks/rollout.py --model Qwen3-1.7B --ablate --brief --profile     a whole model with its own vocabulary
     python benchmarks/rollout.py --draft mtp auto [--policy FOLDER --rows FILE] [--concurrency 1 16 128] [--steps 3 5]
                                                             a GPU; see engine_variants
     python benchmarks/rollout.py --quantization fp8 fp8_all [--profile]                     likewise
@@ -15,6 +16,7 @@ decoding goes, of each engine where variants are compared.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -39,6 +41,7 @@ from random_policy import save_random_policy
 from raw_engine import start_raw
 from rollout_ablation import VARIANTS, AblationSizes, ablate, through_pool
 from rollout_requests import make_requests
+from whole_step_setup import MODELS
 
 from rlpipe.config.root import Config
 from rlpipe.training.placement import Placement, placements
@@ -122,6 +125,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(sizes, name))
     parser.add_argument("--deterministic", action="store_true", help="the pool's samples do not depend on their batch")
     parser.add_argument("--hybrid-layers", type=int, default=0, help="of Qwen3.5-35B-A3B's shape; 0: a dense model")
+    parser.add_argument("--model", help="a whole model of configs/models, with random weights, in place of these")
     parser.add_argument("--sglang", action="append", default=[], metavar="KEY=VALUE", help="for both engines")
     parser.add_argument("--profile", action="store_true", help="raw SGLang's decoding by kind of kernel")
     parser.add_argument(
@@ -153,7 +157,7 @@ def main() -> None:
     )
     config = _config(sizes, options)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save_random_policy(_shape(sizes, options.hybrid_layers), Path(scratch) / "policy", sizes.dtype)
+        folder = save_random_policy(_shape(sizes, options), Path(scratch) / "policy", sizes.dtype)
         with ray_cluster(config), placements(config) as (raw_place, pool_place):
             print(f"{options.prompts} prompts x {options.tokens} tokens, {sizes.dtype}", flush=True)
             if options.ablate:
@@ -174,10 +178,13 @@ def _ablate(
     ablate(folder, config, requests, wanted, _raw_arguments(folder, sizes, options), variants, places)
 
 
-def _shape(sizes: Sizes, hybrid_layers: int) -> dict[str, Any]:
-    if not hybrid_layers:
+def _shape(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
+    if options.model:
+        config: dict[str, Any] = json.loads((MODELS / options.model / "config.json").read_text())
+        return config
+    if not options.hybrid_layers:
         return qwen3_config(sizes.tiny)
-    return hybrid_config(hybrid_layers, 320 if sizes.tiny else _VOCABULARY, sizes.tiny)
+    return hybrid_config(options.hybrid_layers, 320 if sizes.tiny else _VOCABULARY, sizes.tiny)
 
 
 @dataclass(frozen=True)
