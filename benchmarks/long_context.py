@@ -12,6 +12,8 @@ TFLOP/s and MFU count the causal half of attention (docs/flops.md).
 
 import argparse
 import json
+import random
+import string
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -79,11 +81,17 @@ def _arguments() -> argparse.Namespace:
 
 
 def _write_configuration(options: argparse.Namespace, folder: Path, policy: str, tokens: int) -> Path:
-    """One sequence a data-parallel rank and step; the byte tokenizer makes a token of each letter."""
+    """One sequence a data-parallel rank and step; the byte tokenizer makes a token of each letter.
+
+    Letters are drawn: of one and the same letter all tokens would go to the same few experts, on one of their ranks.
+    """
     sequences = options.gpus // options.context
     rows = folder / f"{tokens}.jsonl"
-    row = {"prompt": "a" * 16, "label": "b" * (tokens - 17)}  # and the token that ends it
-    rows.write_text((json.dumps(row) + "\n") * sequences * options.iterations)
+    letters = random.Random(0)
+    with rows.open("w") as file:
+        for _ in range(sequences * options.iterations):
+            label = "".join(letters.choices(string.ascii_letters + string.digits, k=tokens - 17))  # and its end token
+            file.write(json.dumps({"prompt": "a" * 16, "label": label}) + "\n")
     path = folder / f"sft-{tokens}.yaml"
     path.write_text(yaml.safe_dump(_settings(options, policy, rows, sequences, tokens)))
     return path

@@ -3,7 +3,7 @@
     python benchmarks/rollout.py [--prompts 64] [--tokens 64] [--rounds 5]
     python benchmarks/rollout.py --hybrid-layers 8 --prompts 128 --tokens 2048 --rounds 2 --profile
     python benchmarks/rollout.py --hybrid-layers 8 --ablate --prompts 128 --tokens 1024 --rounds 2
-    python benchmarks/rollout.py --model Qwen3-1.7B --ablate --brief --profile     a whole model with its own vocabulary
+    python benchmarks/rollout.py --model Qwen3-1.7B --samples 8      a whole model with its own vocabulary, groups
     python benchmarks/rollout.py --draft mtp auto [--policy FOLDER --rows FILE] [--concurrency 1 16 128] [--steps 3 5]
                                                             a GPU; see engine_variants
     python benchmarks/rollout.py --quantization fp8 fp8_all [--profile]                     likewise
@@ -18,6 +18,7 @@ decoding goes, of each engine where variants are compared.
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -47,8 +48,10 @@ from rlpipe.config.root import Config
 from rlpipe.training.placement import Placement, placements
 from rlpipe.training.ray_cluster import ray_cluster
 from rollout.pool import RolloutPool
+from rollout.requests import GenerateRequest
 
 _PROMPT_TOKENS = 64
+_SHARED_PROMPT_TOKENS = 128  # enough for the pool to compute it once, before the samples
 _PROFILED_STEPS = 60
 _VOCABULARY = 32_768
 _ABLATED_STEPS = 300  # enough for requests to pass a multiple of 256 tokens, where SGLang keeps their states
@@ -73,7 +76,7 @@ class Sizes:
     memory: float
 
     def kv_cache_tokens(self, options: argparse.Namespace) -> int:
-        return options.prompts * (_PROMPT_TOKENS + options.tokens + 8)
+        return options.prompts * (_most_prompt_tokens(options) + options.tokens + 8)
 
 
 ON_GPU = Sizes(
@@ -123,6 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("prompts", "tokens", "rounds"):
         parser.add_argument(f"--{name}", type=int, default=getattr(sizes, name))
+    parser.add_argument(
+        "--samples", type=int, default=1, help="of each prompt, so many of the requests, as a run of GRPO has them"
+    )
     parser.add_argument("--deterministic", action="store_true", help="the pool's samples do not depend on their batch")
     parser.add_argument("--hybrid-layers", type=int, default=0, help="of Qwen3.5-35B-A3B's shape; 0: a dense model")
     parser.add_argument("--model", help="a whole model of configs/models, with random weights, in place of these")
@@ -148,6 +154,8 @@ def main() -> None:
         variants |= draft_variants(options.draft or [], options.steps)
         compare_variants(options, variants)
         return
+    if options.prompts % options.samples:
+        parser.error(f"--prompts {options.prompts} is no multiple of --samples {options.samples}")
     if options.hybrid_layers and not torch.cuda.is_available():
         parser.error("--hybrid-layers needs a GPU: SGLang by itself runs Gated DeltaNet there only")
     given = dict(one.split("=", 1) for one in options.sglang)
@@ -169,13 +177,30 @@ def main() -> None:
 def _ablate(
     folder: str, config: Config, sizes: Sizes, options: argparse.Namespace, places: tuple[Placement, Placement]
 ) -> None:
-    requests = make_requests(options.prompts, options.tokens)
+    requests = _requests(options)
     steps = _ABLATED_STEPS if options.profile else 0
     at_a_time = options.at or [options.prompts]
     wanted = AblationSizes(options.tokens, options.rounds, at_a_time, options.brief, steps)
     # Recurrent states of 512 requests of 8 layers leave no room for a third engine on 141 GB.
     variants = [] if options.brief else [options.variant]
     ablate(folder, config, requests, wanted, _raw_arguments(folder, sizes, options), variants, places)
+
+
+def _requests(options: argparse.Namespace) -> list[GenerateRequest]:
+    """Of short prompts, each another; or of longer ones, each asked for several samples."""
+    requests = make_requests(options.prompts, options.tokens)
+    if options.samples == 1:
+        return requests
+    numbers, grouped = random.Random(0), []
+    for first in range(0, options.prompts, options.samples):
+        prompt = tuple(numbers.randrange(256) for _ in range(_SHARED_PROMPT_TOKENS))
+        samples = requests[first : first + options.samples]
+        grouped += [replace(one, prompt_ids=prompt, group_id=f"g{first}") for one in samples]
+    return grouped
+
+
+def _most_prompt_tokens(options: argparse.Namespace) -> int:
+    return _PROMPT_TOKENS if options.samples == 1 else _SHARED_PROMPT_TOKENS
 
 
 def _shape(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
@@ -199,7 +224,7 @@ class Measurement:
 def _compare(
     folder: str, config: Config, sizes: Sizes, options: argparse.Namespace, raw_place: Placement, pool_place: Placement
 ) -> None:
-    requests = make_requests(options.prompts, options.tokens)
+    requests = _requests(options)
     prompts = [list(request.prompt_ids) for request in requests]
     sampling = _raw_sampling(options.tokens)
     with RolloutPool.start(config, folder, pool_place) as pool:
@@ -270,8 +295,8 @@ def _config(sizes: Sizes, options: argparse.Namespace) -> Config:
         {
             "run": {"name": "benchmark", "iterations": 1},
             "model": {"path": "unused"},
-            "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _PROMPT_TOKENS},
-            "actor": {"max_tokens_per_gpu": _PROMPT_TOKENS + options.tokens},
+            "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _most_prompt_tokens(options)},
+            "actor": {"max_tokens_per_gpu": _most_prompt_tokens(options) + options.tokens},
             "ray": {"colocate": True, "sleep": "never"},
             "rollout": {
                 "max_response_tokens": options.tokens,

@@ -176,7 +176,8 @@ class ResponseWriter:
         """Leaves keys and values of `token_ids` in the cache; how many had to be computed."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
-        answers = self._sent(input_ids=list(token_ids), sampling_params={"max_new_tokens": 1, "temperature": 0.0})
+        # Its one token is thrown away. A greedy one would have all that is computed beside it drawn with filters.
+        answers = self._sent(input_ids=list(token_ids), sampling_params=sglang_sampling(SamplingParameters(1), 0))
         try:
             answer = await anext(answers)
         except RequestAbortedError:

@@ -6,7 +6,15 @@ from typing import Any
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
-from rollout.sglang_patches import draft_choice, draft_verification, first_token, fp8_model, seeded_draw, state_caches
+from rollout.sglang_patches import (
+    draft_choice,
+    draft_verification,
+    first_token,
+    fp8_model,
+    sampling_kinds,
+    seeded_draw,
+    state_caches,
+)
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import block_fp8, drafting_model
 from rollout.weights import receiver as weight_receiver
@@ -28,6 +36,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
         cpu_patches.install()
     state_caches.install()
+    sampling_kinds.install()
     weight_receiver.install()
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
