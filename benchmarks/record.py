@@ -327,6 +327,8 @@ SUITES = {
 }
 """Suites that cards name. Of what they print the end is kept, which holds their summary."""
 
+_SUMMARY = re.compile(r"=+ .*\b(passed|failed|skipped|errors?)\b.* in [\d.]+s")
+
 _LINES_OF_A_SUITE = {"planted_defects": 1000}
 """Of those of which more is kept than the last 40, which hold the summary: what each defect was seen by."""
 
@@ -382,11 +384,17 @@ def run(name: str, arguments: list[str], limit_seconds: float | None = None) -> 
         raise subprocess.CalledProcessError(benchmark.returncode, [*started, *arguments])
     output, calibration = without_calibration("\n".join(lines))
     if name in SUITES:
-        output = "\n".join(output.splitlines()[-_LINES_OF_A_SUITE.get(name, 40) :])
+        output = _end_of_suite(output, _LINES_OF_A_SUITE.get(name, 40))
     date = datetime.now(UTC).date().isoformat()
     command = " ".join([*shown, *arguments])
     record = Record(name, command, date, host(), versions(), output, commit(), calibration_seconds=calibration)
     return with_code_of_cards(record)
+
+
+def _end_of_suite(output: str, count: int) -> str:
+    """The last `count` lines; of those before them the summaries, where pytest ran more than once."""
+    lines = output.splitlines()
+    return "\n".join([*filter(_SUMMARY.match, lines[:-count]), *lines[-count:]])
 
 
 @contextmanager

@@ -120,3 +120,15 @@ def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(benchmarks
     assert cut_off.calibration_seconds is None
     with pytest.raises(subprocess.CalledProcessError):
         record.run("missing", [], limit_seconds=60)
+
+
+def test_of_a_suite_that_runs_pytest_twice_both_summaries_are_kept(benchmarks, monkeypatch, tmp_path):
+    import record
+
+    (tmp_path / "test_two.py").write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip\ndef test_b(): pass\n")
+    run = f"cd {tmp_path} && {sys.executable} -m pytest -p no:cacheprovider -o addopts= test_two.py"
+    (tmp_path / "suite.sh").write_text(f"{run} -k test_a\nseq 100\n{run} -k test_b -rs\n")
+    monkeypatch.setitem(record.SUITES, "default_suite", f"bash {tmp_path}/suite.sh")
+    first, *last = record.run("default_suite", []).output.splitlines()
+    assert "1 passed, 1 deselected" in first
+    assert len(last) == 40 and "1 skipped, 1 deselected" in last[-1]
