@@ -24,6 +24,7 @@ MODES = ("sync", "one_step_off", "async")
 _HELD_OUT = "eval/held_out/accuracy"
 _MEAN_GAP = "mismatch/logprob_abs_mean"
 _PROMPTS, _PROMPT_LETTERS = 512, 192
+_FILLING, _EMPTYING = 2, 2
 ON_GPUS = [
     "run.iterations=8",
     "data.max_prompt_tokens=192",
@@ -81,8 +82,9 @@ def run(config: str, mode: str, folder: Path, settings: list[str]) -> list[dict[
 
 
 def summary(rows: list[dict[str, float]]) -> str:
-    """One row. Means are over iterations after the first two, in which everything starts and queues fill."""
-    later = [row for row in rows if row["iteration"] > 2]
+    """One row. Means leave out the first two iterations, in which everything starts and queues fill, and the last two,
+    for which all was begun before, so that engines wait for the run's end."""
+    later = [row for row in rows if _FILLING < row["iteration"] <= rows[-1]["iteration"] - _EMPTYING]
     engines, actor = (fmean(row[f"perf/{side}_idle_share"] for row in later) for side in ("rollout", "actor"))
     step = fmean(row["time/step_seconds"] for row in later)
     tokens = fmean(row["rollout/response_tokens_mean"] * row["rollout/samples_count"] for row in later) / step

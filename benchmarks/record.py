@@ -234,6 +234,7 @@ BENCHMARKS = {
         "Whole iterations with the shape of Qwen3-0.6B: same prompts, group size, forced length. TRL generates without "
         "vLLM; its faster way there is `generate`. The aim is three times its speed.",
     ),
+    "trl_step_continuous": ("Beside TRL's continuous batching", "As above, with its other way to generate."),
     "cpu_step": (
         "On a CPU, beside TRL's GRPOTrainer",
         "Same policy, prompts, group size, lengths, reward and optimizer, on the cores that both have. TRL generates "
@@ -309,6 +310,7 @@ ARGUMENTS = {
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
     "long_context_64k": ("long_context", "--tokens", "65536"),
+    "trl_step_continuous": ("trl_step", "--paths", "continuous"),
     "demo_whole": ("demo_runs", "--whole"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }

@@ -35,8 +35,6 @@ class Record:
     name: str
     cluster: str
     left_out: frozenset[str] = frozenset()
-    busy: bool = False
-    """Whether others used the host's processors: what engines wait for is taken of the least disturbed iteration."""
 
 
 RECORDS = [
@@ -48,7 +46,8 @@ RECORDS = [
     Record("whole_step_flashqla.cuda", "local_1x141gb", frozenset({"rollout s", "step s"})),
     # Both GPUs streamed their states at 22 GB/s each way, where one alone reaches 50: why is not known.
     Record("whole_step_8b.cuda2", "local_2x141gb", frozenset({"optimizer s"})),
-    Record("whole_step_table.cuda2", "local_2x141gb", frozenset({"step s"}), busy=True),
+    # Of one iteration, whose rollout comes before the actor has mapped what it goes on holding.
+    Record("whole_step_table.cuda2", "local_2x141gb", frozenset({"GPU peak, engine works GB"})),
 ]
 
 
@@ -78,10 +77,10 @@ def _runs(output: str) -> list[Run]:
     return runs
 
 
-def _measured(values: list[float | None], least_disturbed: bool) -> float | None:
+def _measured(values: list[float | None]) -> float | None:
     """The median from iteration 2 on, when nothing is compiled any more and optimizer states are where they stay."""
     found = [value for value in values[1:] if value is not None]
-    return None if not found else min(found) if least_disturbed else median(found[1:] or found)
+    return median(found[1:] or found) if found else None
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
@@ -107,7 +106,7 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
         ratios = {}
         for row in rows:
             kind = next((kind for kind in WITHIN if row.title.endswith(kind)), None)
-            found = _measured(run.values.get(row.title, []), record.busy and row.title == "rollout s")
+            found = _measured(run.values.get(row.title, []))
             if kind is None or found is None or row.planned not in figures:
                 continue
             planned = figures[row.planned] * row.scale
