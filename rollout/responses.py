@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlpipe.shared.errors import EngineFailure, RolloutError
@@ -172,17 +172,22 @@ class ResponseWriter:
             return partial, Status.ABORTED, _Work()
         return self._extended(request, partial, answer, prefilled_tokens)
 
-    async def _prefill(self, token_ids: tuple[int, ...]) -> int:
-        """Leaves keys and values of `token_ids` in the cache; how many had to be computed."""
+    async def _prefill(self, request: GenerateRequest) -> int:
+        """Leaves keys and values of the prompt but for its last token in the cache; how many had to be computed.
+
+        The one token that SGLang samples is thrown away. It is sampled as those of the request are, for what is in one
+        batch is drawn with filters, or by the largest value, only as a whole.
+        """
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
-        # Its one token is thrown away. A greedy one would have all that is computed beside it drawn with filters.
-        answers = self._sent(input_ids=list(token_ids), sampling_params=sglang_sampling(SamplingParameters(1), 0))
+        shared = request.prompt_ids[:-1]
+        sampling = replace(request.sampling, max_new_tokens=1, stop=(), stop_token_ids=())
+        answers = self._sent(input_ids=list(shared), sampling_params=sglang_sampling(sampling, request.seed))
         try:
             answer = await anext(answers)
         except RequestAbortedError:
             return 0
-        return len(token_ids) - int(answer["meta_info"]["cached_tokens"]) if answer["output_ids"] else 0
+        return len(shared) - int(answer["meta_info"]["cached_tokens"]) if answer["output_ids"] else 0
 
     def _sent(self, **fields: Any) -> AsyncIterator[dict[str, Any]]:
         """SGLang's answers to one request, of which the first is the whole one."""

@@ -17,11 +17,12 @@ Prompt = tuple[str, int, tuple[int, ...]]
 class SharedPrompts:
     """Requests that come together would be computed together, each with the whole prompt: nothing is in the cache yet.
 
-    prefill: computes the keys and values of these tokens and leaves them in the cache; answers how many it computed.
-    Nothing is shared where it is None.
+    prefill: computes the keys and values of a request's prompt but for its last token, which is always computed, for it
+    is what the first new one is sampled from; leaves them in the cache, and answers how many it computed. Nothing is
+    shared where it is None.
     """
 
-    def __init__(self, prefill: Callable[[tuple[int, ...]], Awaitable[int]] | None) -> None:
+    def __init__(self, prefill: Callable[[GenerateRequest], Awaitable[int]] | None) -> None:
         self._prefill = prefill
         self._expected: Counter[Prompt] = Counter()
         self._prefills: dict[tuple[Prompt, int], asyncio.Task[int]] = {}
@@ -51,9 +52,7 @@ class SharedPrompts:
             return 0
         is_first = (prompt, version) not in self._prefills
         if is_first:
-            # The last token of a prompt is always computed, for it is what the first new one is sampled from.
-            task = asyncio.ensure_future(self._prefill(request.prompt_ids[:-1]))
-            self._prefills[prompt, version] = task
+            self._prefills[prompt, version] = asyncio.ensure_future(self._prefill(request))
         tokens = await asyncio.shield(self._prefills[prompt, version])
         return tokens if is_first else 0
 

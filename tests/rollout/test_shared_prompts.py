@@ -15,10 +15,10 @@ def run_together(requests: list[GenerateRequest], versions: int = 1) -> tuple[li
     """Lengths that were computed before, and tokens on behalf of each request, over all its interruptions."""
     computed: list[int] = []
 
-    async def prefill(token_ids: tuple[int, ...]) -> int:
+    async def prefill(request: GenerateRequest) -> int:
         await asyncio.sleep(0)
-        computed.append(len(token_ids))
-        return len(token_ids)
+        computed.append(len(request.prompt_ids) - 1)
+        return computed[-1]
 
     async def one(prompts: SharedPrompts, request: GenerateRequest) -> int:
         with prompts.running(request):
