@@ -90,6 +90,10 @@ BENCHMARKS = {
         "As above, with the first layers of Qwen3.5-35B-A3B's shape, and where a decoding step's time goes on the GPU. "
         "The pool is to reach 97 % of raw SGLang.",
     ),
+    "rollout_groups": (
+        "The pool beside raw SGLang, with groups and a whole vocabulary",
+        "As above with the shape of Qwen3-1.7B and 16 samples of each prompt, which the pool computes once.",
+    ),
     "rollout_ablation": (
         "What the pool adds to raw SGLang with a hybrid policy",
         "The fastest rounds count, for what else a machine does only ever slows them. The pool is to reach 97 % of raw "
@@ -277,6 +281,7 @@ QUESTIONS = {
 
 _OF_TABLE = ("--kl", "--layers", "4", "--response-tokens", "8192")
 ARGUMENTS = {
+    "rollout_groups": ("rollout", "--model", "Qwen3-1.7B", "--samples", "16"),
     "rollout_hybrid": ("rollout", "--hybrid-layers", "8", "--profile"),
     "rollout_ablation": (
         "rollout",
