@@ -11,6 +11,7 @@ from rollout.sglang_patches import (
     draft_verification,
     first_token,
     fp8_model,
+    gathered_prefill,
     sampling_kinds,
     seeded_draw,
     state_caches,
@@ -37,6 +38,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         cpu_patches.install()
     state_caches.install()
     sampling_kinds.install()
+    gathered_prefill.install()
     weight_receiver.install()
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import ray
@@ -179,3 +180,21 @@ def test_a_prompt_cut_in_two_leaves_no_request_behind(ray_session, dense_folder,
         assert len(answers(generate(pool, requests))) == 8
         decoding = re.findall(r"Decode batch, #running-req: (\d+)", (tmp_path / "rollout_engine_0.log").read_text())
     assert set(decoding) == {"8"}
+
+
+@pytest.mark.slow
+def test_slots_that_become_free_are_filled_several_at_a_time(ray_session, dense_folder, config_of, tmp_path):
+    config = config_of(max_running_requests=64, sglang={"log_level": "info"})
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_new_tokens=10 + 7 * index % 150))
+        for index, request in enumerate(make_requests(192))
+    ]
+    with RolloutPool.start(config, dense_folder, log_directory=str(tmp_path)) as pool:
+        pool.wait_until_ready()
+        assert [len(one.token_ids) for one in generate(pool, requests)] == [
+            request.sampling.max_new_tokens for request in requests
+        ]
+        log = (tmp_path / "rollout_engine_0.log").read_text()
+    taken_up = [int(count) for count in re.findall(r"Prefill batch, #new-seq: (\d+)", log)]
+    assert sum(taken_up) == len(requests)
+    assert len(taken_up) <= len(requests) / 3, taken_up
