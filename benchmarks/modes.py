@@ -20,6 +20,8 @@ from random_policy import save_random_policy
 from train_run import train
 from whole_step_setup import MODELS, PROJECT
 
+from rlpipe.config.load import load_config
+
 MODES = ("sync", "one_step_off", "async")
 _HELD_OUT = "eval/held_out/accuracy"
 _MEAN_GAP = "mismatch/logprob_abs_mean"
@@ -56,13 +58,17 @@ def main() -> None:
         config, settings = ("configs/demo/arithmetic.yaml", [])
         if torch.cuda.is_available():
             config, settings = "configs/recipes/dapo_math.yaml", [*ON_GPUS, *inputs(options.model, folder)]
+        settings = [f"seed={options.seed}", *settings, *options.overrides]
+        iterations = load_config(PROJECT / config, ["run.name=modes", *settings]).run.iterations
+        if iterations <= _FILLING + _EMPTYING:
+            parser.error(f"run.iterations={iterations}: {_FILLING + _EMPTYING} are left out, so more are needed")
         print(
             f"{'mode':14}{'before':>9}{'after':>9}{'step s':>9}{'tokens/s':>10}{'engines idle':>15}{'actor idle':>13}"
             f"{'sum':>9}{'versions old':>14}{'mean gap':>10}",
             flush=True,
         )
         for mode in options.modes:
-            rows = run(config, mode, folder, [f"seed={options.seed}", *settings, *options.overrides])
+            rows = run(config, mode, folder, settings)
             print(f"{mode:14}{summary(rows)}", flush=True)
 
 

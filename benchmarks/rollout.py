@@ -150,10 +150,14 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], help="of variants: requests")
     options = parser.parse_args()
     if options.draft or options.quantization:
+        if options.model or options.samples > 1:
+            parser.error("--draft and --quantization take no --model and no --samples")
         variants = {one: FP8_VARIANTS[one] for one in options.quantization or ()}
         variants |= draft_variants(options.draft or [], options.steps)
         compare_variants(options, variants)
         return
+    if options.model and options.hybrid_layers:
+        parser.error("--model and --hybrid-layers are two policies: give one")
     if options.prompts % options.samples:
         parser.error(f"--prompts {options.prompts} is no multiple of --samples {options.samples}")
     if options.hybrid_layers and not torch.cuda.is_available():

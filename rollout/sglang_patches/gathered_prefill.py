@@ -1,9 +1,8 @@
 """Requests that wait for one of an engine's slots are taken up several at a time.
 
 Where more requests wait than an engine runs at a time, the slots become free one by one, and SGLang computes the prompt
-of the next request at once: a pass over a few tokens, which all running requests wait for, and which takes longer than
-a step of decoding, since only that is a CUDA graph. With responses of 300 tokens in 256 slots there is one such pass
-for nearly every step.
+of the next request at once: a pass over a few tokens, which all running requests wait for, and which on a GPU is no
+CUDA graph, as a step of decoding is. With responses of 300 tokens in 256 slots that is a pass for nearly every step.
 """
 
 from typing import Any

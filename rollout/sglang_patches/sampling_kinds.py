@@ -1,9 +1,9 @@
 """A batch samples in the way that the requests in it ask for, whatever those asked for that have left it.
 
 SGLang notes of a batch whether a request of it leaves out tokens (top-k, top-p, min-p, or greedy, which is a top-k of
-one), and then draws the tokens of all its requests with filters, which on a CPU takes thirty times as long where the
-vocabulary is large. The notes of batches are joined as the batches are, and stay when requests end. So one filtered
-request would slow an engine for as long as it is never empty: one that generates beside training, until the run's end.
+one), and then draws the tokens of all its requests with filters, on a CPU by sorting the vocabulary for each. The notes
+of batches are joined as the batches are, and stay when requests end. So one filtered request would slow an engine for
+as long as it is never empty: one that generates beside training, until the run's end.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ from train_support import in_module_worker, run_processes
 
 LENGTHS = (1, 63, 64, 65, 2, 1000, 3, 127, 4097, 31)
 SMALL = (1, 5, 64, 65, 3)
-FEW = 64
+FEW = 16
 # An error that the layers are given, and the tensor that must show it.
 KERNEL_ERRORS = {"convolution over ends": "worst token", "scaled gradients of weights": "router.weight"}
 ERRORS = {"scaled gradients of gates": "shared_experts.gate_weight"}

@@ -62,9 +62,9 @@ def made(kinds: list[str]) -> ScheduleBatch:
 
 
 def sampling(kind: str) -> SamplingParams:
-    made = SamplingParams(**sglang_sampling(KINDS[kind], seed=0))
-    made.normalize(None)
-    return made
+    parameters = SamplingParams(**sglang_sampling(KINDS[kind], seed=0))
+    parameters.normalize(None)
+    return parameters
 
 
 def end(batch: ScheduleBatch, index: int) -> None:

@@ -1,0 +1,39 @@
+"""Which iterations of a mode are compared."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import modes
+
+    return modes
+
+
+def _row(iteration, step):
+    idle = {"perf/rollout_idle_share": 0.25, "perf/actor_idle_share": 0.5}
+    lag = {"rollout/weight_version_lag_mean": 1.0, "mismatch/logprob_abs_mean": 0.01}
+    tokens = {"rollout/response_tokens_mean": 100.0, "rollout/samples_count": 8}
+    return {"iteration": iteration, "time/step_seconds": step} | idle | lag | tokens
+
+
+def test_neither_the_filling_nor_the_emptying_of_queues_counts(modes):
+    seconds = [0.0, 50.0, 50.0, 2.0, 4.0, 6.0, 90.0, 90.0]
+    step, tokens, *shares = modes.summary([_row(*row) for row in enumerate(seconds)]).split()[:5]
+    assert (step, tokens) == ("4.00", "200")
+    assert shares == ["25.0%", "50.0%", "75.0%"]
+
+
+def test_a_run_of_which_nothing_would_be_left_is_refused_before_it_starts(modes, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["modes.py", "run.iterations=4"])
+    monkeypatch.setattr(modes, "run", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(modes.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        modes.main()
+    assert "run.iterations=4: 4 are left out" in capsys.readouterr().err
