@@ -1,7 +1,7 @@
 """The modes `sync`, `one_step_off` and `async` side by side: time, idle shares, staleness, and on a CPU accuracy.
 
     python benchmarks/modes.py [--seed 0] [KEY=VALUE ...]      on a CPU the demo, which learns
-    python benchmarks/modes.py [--model Qwen3-1.7B]            on two GPUs, an engine on one, the actor on the other
+    python benchmarks/modes.py [--model Qwen3-1.7B] [--prompt-letters 192]      on two GPUs, one for each side
 
 On GPUs weights are random and the lengths of responses are drawn, long-tailed over prompts and around each, so that a
 part of them is still running when a batch is full. Their lengths, and those of prompts, are such that by `rlpipe plan`
@@ -29,7 +29,6 @@ _PROMPTS, _PROMPT_LETTERS = 512, 192
 _FILLING, _EMPTYING = 2, 2
 ON_GPUS = [
     "run.iterations=8",
-    "data.max_prompt_tokens=192",
     "eval.datasets=[]",
     "rollout.prompts_per_iteration=32",
     "rollout.samples_per_prompt=16",
@@ -50,6 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="Qwen3-1.7B", help="of configs/models, on GPUs")
+    parser.add_argument(
+        "--prompt-letters", type=int, default=_PROMPT_LETTERS, help="on GPUs; more are more work of the actor"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -57,7 +59,10 @@ def main() -> None:
         folder = Path(scratch)
         config, settings = ("configs/demo/arithmetic.yaml", [])
         if torch.cuda.is_available():
-            config, settings = "configs/recipes/dapo_math.yaml", [*ON_GPUS, *inputs(options.model, folder)]
+            config, settings = (
+                "configs/recipes/dapo_math.yaml",
+                [*ON_GPUS, *inputs(options.model, options.prompt_letters, folder)],
+            )
         settings = [f"seed={options.seed}", *settings, *options.overrides]
         iterations = load_config(PROJECT / config, ["run.name=modes", *settings]).run.iterations
         if iterations <= _FILLING + _EMPTYING:
@@ -72,13 +77,17 @@ def main() -> None:
             print(f"{mode:14}{summary(rows)}", flush=True)
 
 
-def inputs(model: str, folder: Path) -> list[str]:
-    """Settings that name a policy of this shape and prompts, which are made here."""
+def inputs(model: str, prompt_letters: int, folder: Path) -> list[str]:
+    """Settings that name a policy of this shape and prompts of so many letters, each a token, which are made here."""
     policy = save_random_policy(json.loads((MODELS / model / "config.json").read_text()), folder / "policy", "bfloat16")
     prompts = folder / "prompts.jsonl"
-    rows = ({"prompt": f"{index:06d} ".ljust(_PROMPT_LETTERS, "x"), "label": str(index)} for index in range(_PROMPTS))
+    rows = ({"prompt": f"{index:06d} ".ljust(prompt_letters, "x"), "label": str(index)} for index in range(_PROMPTS))
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [f"model.path={policy}", f"data.train=[{{name: prompts, path: {prompts}, apply_chat_template: false}}]"]
+    return [
+        f"model.path={policy}",
+        f"data.max_prompt_tokens={prompt_letters}",
+        f"data.train=[{{name: prompts, path: {prompts}, apply_chat_template: false}}]",
+    ]
 
 
 def run(config: str, mode: str, folder: Path, settings: list[str]) -> list[dict[str, float]]:
