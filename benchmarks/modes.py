@@ -1,6 +1,6 @@
 """The modes `sync`, `one_step_off` and `async` side by side: time, idle shares, staleness, and on a CPU accuracy.
 
-    python benchmarks/modes.py [--seed 0] [KEY=VALUE ...]      on a CPU the demo, which learns
+    python benchmarks/modes.py [--seed 0] [--modes sync,async] [KEY=VALUE ...]      on a CPU the demo, which learns
     python benchmarks/modes.py [--model Qwen3-1.7B] [--prompt-letters 192]      on two GPUs, one for each side
 
 On GPUs weights are random and the lengths of responses are drawn, long-tailed over prompts and around each, so that a
@@ -52,9 +52,12 @@ def main() -> None:
     parser.add_argument(
         "--prompt-letters", type=int, default=_PROMPT_LETTERS, help="on GPUs; more are more work of the actor"
     )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--modes", default=",".join(MODES), help="one run each")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
+    modes = options.modes.split(",")
+    if unknown := set(modes) - set(MODES):
+        parser.error(f"--modes {', '.join(sorted(unknown))}: use {', '.join(MODES)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         config, settings = ("configs/demo/arithmetic.yaml", [])
@@ -72,7 +75,7 @@ def main() -> None:
             f"{'sum':>9}{'versions old':>14}{'mean gap':>10}",
             flush=True,
         )
-        for mode in options.modes:
+        for mode in modes:
             rows = run(config, mode, folder, settings)
             print(f"{mode:14}{summary(rows)}", flush=True)
 

@@ -37,3 +37,18 @@ def test_a_run_of_which_nothing_would_be_left_is_refused_before_it_starts(modes,
     with pytest.raises(SystemExit):
         modes.main()
     assert "run.iterations=4: 4 are left out" in capsys.readouterr().err
+
+
+def test_settings_after_the_modes_are_settings_and_an_unknown_mode_is_refused(modes, monkeypatch, capsys):
+    runs = []
+    monkeypatch.setattr(modes, "run", lambda config, mode, folder, settings: runs.append((mode, settings)) or [])
+    monkeypatch.setattr(modes, "summary", lambda rows: "")
+    monkeypatch.setattr(modes.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["modes.py", "--modes", "sync,async", "run.iterations=9", "seed=3"])
+    modes.main()
+    assert [mode for mode, _ in runs] == ["sync", "async"]
+    assert all(settings[-2:] == ["run.iterations=9", "seed=3"] for _, settings in runs)
+    monkeypatch.setattr(sys, "argv", ["modes.py", "--modes", "sync,asinc"])
+    with pytest.raises(SystemExit):
+        modes.main()
+    assert "--modes asinc: use sync, one_step_off, async" in capsys.readouterr().err
