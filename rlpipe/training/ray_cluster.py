@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -57,6 +58,7 @@ _NODES_POLL_SECONDS = 0.5
 _INIT_GRACE_SECONDS = 20.0
 _OBITUARIES = ("Raylet is terminated", "has been marked dead", "A worker died or was killed")
 _AUTH_MODE = "RAY_AUTH_MODE"
+_NOT_HELD = "ray: where its library ends this process was not found: a lost raylet may end the run without a word"
 
 
 @contextmanager
@@ -76,7 +78,8 @@ def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple)
         _join_or_start(config, known)
         watch = RayWatch(ray.get_runtime_context().gcs_address, system_processes(), last_words)
         watch.start()
-        hold_silent_exits()
+        if not hold_silent_exits():
+            print(_NOT_HELD, file=sys.stderr, flush=True)
         try:
             _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
             yield

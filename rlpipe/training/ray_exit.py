@@ -34,7 +34,8 @@ _HEADER, _SEGMENT, _ENTRY, _CALL, _SYMBOL = map(struct.Struct, ("32xQ14xHH", "I4
 @cache
 def hold_silent_exits() -> bool:
     """From now on Ray's library waits where it would end this process; whether its call was found."""
-    path = Path(str(importlib.import_module(_LIBRARY.targets[0]).__file__))
+    # As /proc tells it: links to an environment, or within it, are followed there.
+    path = Path(str(importlib.import_module(_LIBRARY.targets[0]).__file__)).resolve()
     slot = _slot_of(_NAME, path)
     if slot is None:
         return False

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
+import ray
 from run_support import MARK, PROJECT, assert_no_process_is_left
 
 from rlpipe.shared.interrupts import INTERRUPTED
@@ -124,6 +126,23 @@ def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str, meanwhil
     assert sentence.endswith("; last checkpoint: none; more")
     assert "Traceback" not in output
     assert "state-dump" not in output
+
+
+def test_ray_is_held_also_where_its_environment_is_reached_by_a_link(tmp_path: Path) -> None:
+    """Without, it ended the run with exit code 1 and not a word."""
+    packages = Path(ray.__file__).resolve().parents[1]
+    (tmp_path / "linked").symlink_to(packages)
+    code, output = run_script("raylet", "storing objects", PYTHONPATH=f"{PROJECT}{os.pathsep}{tmp_path / 'linked'}")
+    assert code == 2, output
+    assert "error: ray: the raylet of this machine (pid " in output
+
+
+def test_a_library_that_cannot_be_held_is_told() -> None:
+    """So that an upgrade of Ray does not take the sentence away in silence."""
+    not_found = "import rlpipe.training.ray_exit as ray_exit\nray_exit._slot_of = lambda name, library: None\n"
+    code, output = run_script(script=not_found + OWN_RAY)
+    assert code == 0 and "ray: where its library ends this process was not found" in output, output
+    assert "was not found" not in run_script(script=OWN_RAY)[1]
 
 
 def test_a_cluster_that_is_not_named_is_not_joined() -> None:
