@@ -97,10 +97,10 @@ class SpeedsConfig(Section):
     layer_step_seconds: float = Field(5e-5, ge=0)
     """Of the GPU for one layer in a pass of an engine over few tokens, whose short kernels only follow one another."""
 
-    decoding_step_seconds: float = Field(0.0015, ge=0)
+    decoding_step_seconds: float = Field(0.0018, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
 
-    decoding_request_seconds: float = Field(1.9e-5, ge=0)
+    decoding_request_seconds: float = Field(1.5e-5, ge=0)
     """The same for each request that runs: its token, its log-probability, handing them out."""
 
     drafting_step_seconds: float = Field(0.0029, ge=0)
