@@ -62,10 +62,8 @@ def main() -> None:
         folder = Path(scratch)
         config, settings = ("configs/demo/arithmetic.yaml", [])
         if torch.cuda.is_available():
-            config, settings = (
-                "configs/recipes/dapo_math.yaml",
-                [*ON_GPUS, *inputs(options.model, options.prompt_letters, folder)],
-            )
+            config = "configs/recipes/dapo_math.yaml"
+            settings = [*ON_GPUS, *inputs(options.model, options.prompt_letters, folder)]
         settings = [f"seed={options.seed}", *settings, *options.overrides]
         iterations = load_config(PROJECT / config, ["run.name=modes", *settings]).run.iterations
         if iterations <= _FILLING + _EMPTYING:

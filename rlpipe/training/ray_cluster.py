@@ -58,7 +58,6 @@ _NODES_POLL_SECONDS = 0.5
 _INIT_GRACE_SECONDS = 20.0
 _OBITUARIES = ("Raylet is terminated", "has been marked dead", "A worker died or was killed")
 _AUTH_MODE = "RAY_AUTH_MODE"
-_NOT_HELD = "ray: where its library ends this process was not found: a lost raylet may end the run without a word"
 
 
 @contextmanager
@@ -78,8 +77,7 @@ def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple)
         _join_or_start(config, known)
         watch = RayWatch(ray.get_runtime_context().gcs_address, system_processes(), last_words)
         watch.start()
-        if not hold_silent_exits():
-            print(_NOT_HELD, file=sys.stderr, flush=True)
+        _hold_or_tell()
         try:
             _wait_for_nodes(config.ray.nodes, config.deadlines.start_seconds)
             yield
@@ -90,6 +88,14 @@ def ray_cluster(config: Config, last_words: Callable[[], Iterable[str]] = tuple)
         with shielded():
             ray.shutdown()
             end_descendants(known)
+
+
+def _hold_or_tell() -> None:
+    import ray
+
+    if not hold_silent_exits():
+        words = "where its library ends this process was not found, so a lost raylet may end the run without a word"
+        print(f"ray {ray.__version__}: {words}; use the version of requirements/", file=sys.stderr, flush=True)
 
 
 def _join_or_start(config: Config, known: Collection[int]) -> None:

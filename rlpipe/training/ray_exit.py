@@ -34,8 +34,7 @@ _HEADER, _SEGMENT, _ENTRY, _CALL, _SYMBOL = map(struct.Struct, ("32xQ14xHH", "I4
 @cache
 def hold_silent_exits() -> bool:
     """From now on Ray's library waits where it would end this process; whether its call was found."""
-    # As /proc tells it: links to an environment, or within it, are followed there.
-    path = Path(str(importlib.import_module(_LIBRARY.targets[0]).__file__)).resolve()
+    path = Path(str(importlib.import_module(_LIBRARY.targets[0]).__file__))
     slot = _slot_of(_NAME, path)
     if slot is None:
         return False
@@ -76,8 +75,9 @@ def _slot_of(name: bytes, library: Path) -> int | None:
 
 
 def _address_of(library: Path) -> int | None:
+    mapped = str(library.resolve())  # the kernel tells the file behind all links
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if line.endswith(str(library)):
+        if line.endswith(mapped):
             return int(line.partition("-")[0], 16)
     return None
 
