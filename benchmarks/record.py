@@ -59,6 +59,10 @@ BENCHMARKS = {
         "As above on two GPUs with expert and context parallelism and a KL term: what guarding every call costs, and "
         "what the selective policy saves of it.",
     ),
+    "whole_step_table_kernels": (
+        "The guard of collectives with either kernel of Gated DeltaNet",
+        "As above, every guard with FLA's kernels and with FlashQLA's.",
+    ),
     "whole_step_flashqla": (
         "FLA's and FlashQLA's kernels in whole iterations",
         "Of Gated DeltaNet, one run of each.",
@@ -79,6 +83,10 @@ BENCHMARKS = {
     "long_context_64k": (
         "Contexts of 65,536 tokens",
         "As above, with half of the tokens, which need no recomputation.",
+    ),
+    "long_context_256k": (
+        "Contexts of 262,144 tokens",
+        "As above on two GPUs that share the sequence and the experts.",
     ),
     "rollout": (
         "The pool beside raw SGLang",
@@ -311,10 +319,12 @@ ARGUMENTS = {
     "rollout_drafts": ("rollout", "--hybrid-layers", "8", "--draft", "mtp", "auto"),
     "tune_moe_fp8": ("tune_moe", "--fp8"),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
+    "whole_step_table_kernels": ("whole_step", "--table", "--gdn", "fla,flashqla", *_OF_TABLE),
     "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
     "long_context_64k": ("long_context", "--tokens", "65536"),
+    "long_context_256k": ("long_context", "--tokens", "262144"),
     "trl_step_continuous": ("trl_step", "--paths", "continuous"),
     "demo_whole": ("demo_runs", "--whole"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
@@ -326,6 +336,7 @@ SUITES = {
     "default_suite": "bash scripts/test.sh",
     **{f"whole_suite_{part}": f"bash scripts/test.sh --slow --part {part}/6" for part in range(1, 7)},
     "gpu_tests": "python -m pytest tests/gpu",
+    "gpu_layouts": "python -m pytest tests/gpu/test_parallel_layouts_gpu.py",
     "jit_hooks": "python -m pytest tests/gpu/test_jit_hooks_gpu.py",
     "gpu_chaos": "python -m pytest -s tests/gpu/test_chaos_gpu.py",
     "planted_defects": "python tests/planted/score.py",

@@ -52,3 +52,29 @@ def test_settings_after_the_modes_are_settings_and_an_unknown_mode_is_refused(mo
     with pytest.raises(SystemExit):
         modes.main()
     assert "--modes asinc: use sync, one_step_off, async" in capsys.readouterr().err
+
+
+def _idle(engines, actor):
+    return {"perf/rollout_idle_share": engines, "perf/actor_idle_share": actor}
+
+
+def test_prompts_grow_until_the_actor_has_as_much_to_do_as_the_engines(modes, monkeypatch, tmp_path, capsys):
+    """Engines take 10 seconds, the actor a second for 100 tokens of a sample, 100 of which are the response."""
+    names = []
+
+    def measured(config, mode, folder, settings, name):
+        names.append((mode, name))
+        letters = int(next(one for one in settings if one.startswith("data.max_prompt_tokens=")).split("=")[1])
+        busy = {"engines": 10.0, "actor": (letters + 100) / 100}
+        idle = _idle(*(1 - seconds / max(busy.values()) for seconds in busy.values()))
+        return [_row(iteration, max(busy.values())) | idle for iteration in range(8)]
+
+    monkeypatch.setattr(modes, "run", measured)
+    assert modes.balancing_letters("c.yaml", tmp_path, []) == 900
+    assert names == [("async", "trial-1"), ("async", "trial-2")]
+    assert "prompts of 900 letters, engines idle 0.0%, actor 0.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("engines", "actor", "letters"), [(0.0, 0.99, 4096), (0.9, 0.0, 32)])
+def test_prompts_stay_within_what_a_machine_holds(modes, engines, actor, letters):
+    assert modes.balanced_letters(512, 290.0, engines, actor) == letters
