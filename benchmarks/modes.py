@@ -5,9 +5,9 @@
 
 On GPUs weights are random and the lengths of responses are drawn, long-tailed over prompts and around each, so that a
 part of them is still running when a batch is full. Prompts are as long as lets both sides work for about as long on
-this machine, since longer ones are more work of the actor alone: without `--prompt-letters`, short runs in mode `async`
-find that length first. Further settings go to all runs. The modes run one after the other, so on a machine that is
-shared compare shares, not seconds.
+this machine, since longer ones are more work of the actor alone: without `--prompt-letters`, runs in mode `async` find
+that length first, and the last of them is the row of that mode. Further settings go to all runs. The modes run one
+after the other, so on a machine that is shared compare shares, not seconds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _RESPONSE_TOKENS = "rollout/response_tokens_mean"
 _IDLE_SHARES = ("perf/rollout_idle_share", "perf/actor_idle_share")
 _PROMPTS = 512
 _FIRST_LETTERS, _FEWEST_LETTERS, _MOST_LETTERS = 512, 32, 4096
-_TRIALS, _TRIAL_ITERATIONS, _BALANCED_IDLE_SHARE = 3, 7, 0.06
+_TRIALS, _BALANCED_IDLE_SHARE = 3, 0.06
 _FILLING, _EMPTYING = 2, 2
 ON_GPUS = [
     "run.iterations=8",
@@ -71,16 +71,19 @@ def main() -> None:
         iterations = load_config(PROJECT / config, ["run.name=modes", *settings]).run.iterations
         if iterations <= _FILLING + _EMPTYING:
             parser.error(f"run.iterations={iterations}: {_FILLING + _EMPTYING} are left out, so more are needed")
-        if torch.cuda.is_available():
-            letters = options.prompt_letters or balancing_letters(config, folder, settings)
-            settings = [*prompts_of(letters, folder), *settings]
         print(
             f"{'mode':14}{'before':>9}{'after':>9}{'step s':>9}{'tokens/s':>10}{'engines idle':>15}{'actor idle':>13}"
             f"{'sum':>9}{'versions old':>14}{'mean gap':>10}",
             flush=True,
         )
+        measured: list[dict[str, float]] = []
+        if torch.cuda.is_available():
+            letters = options.prompt_letters
+            if not letters:
+                letters, measured = balanced_run(config, folder, settings)
+            settings = [*prompts_of(letters, folder), *settings]
         for mode in modes:
-            rows = run(config, mode, folder, settings)
+            rows = measured if mode == "async" and measured else run(config, mode, folder, settings)
             print(f"{mode:14}{summary(rows)}", flush=True)
 
 
@@ -101,19 +104,19 @@ def prompts_of(letters: int, folder: Path) -> list[str]:
     ]
 
 
-def balancing_letters(config: str, folder: Path, settings: list[str]) -> int:
-    """Letters of a prompt with which neither side waits much for the other in mode `async`, by trials that are told."""
+def balanced_run(config: str, folder: Path, settings: list[str]) -> tuple[int, list[dict[str, float]]]:
+    """Letters of a prompt with which neither side waits much for the other in mode `async`, and the metrics of that
+    run. Every trial is told. The last of them counts, balanced or not: its row says how far it is."""
     letters = _FIRST_LETTERS
-    for trial in range(_TRIALS):
-        places = [*prompts_of(letters, folder), *settings, f"run.iterations={_TRIAL_ITERATIONS}"]
-        rows = steady(run(config, "async", folder, places, name=f"trial-{trial + 1}"))
-        engines, actor = (mean(rows, name) for name in _IDLE_SHARES)
-        idle = f"engines idle {engines:.1%}, actor {actor:.1%}"
-        print(f"trial {trial + 1}: prompts of {letters} letters, {idle}", flush=True)
-        if max(engines, actor) <= _BALANCED_IDLE_SHARE:
+    for trial in range(1, _TRIALS + 1):
+        rows = run(config, "async", folder, [*prompts_of(letters, folder), *settings], name=f"trial-{trial}")
+        print(f"{f'{letters} letters':14}{summary(rows)}", flush=True)
+        later = steady(rows)
+        engines, actor = (mean(later, name) for name in _IDLE_SHARES)
+        if max(engines, actor) <= _BALANCED_IDLE_SHARE or trial == _TRIALS:
             break
-        letters = balanced_letters(letters, mean(rows, _RESPONSE_TOKENS), engines, actor)
-    return letters
+        letters = balanced_letters(letters, mean(later, _RESPONSE_TOKENS), engines, actor)
+    return letters, rows
 
 
 def balanced_letters(letters: int, response_tokens: float, engines_idle: float, actor_idle: float) -> int:

@@ -13,6 +13,9 @@ _SEARCHED_LINES = 200
 _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|memory pool size is too small", re.I)
 _KILLED = re.compile(r"died during initialization \(exit code: (-\d+)\)")  # by a signal, out of memory for instance
 _EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)$")
+_TRACEBACK = "Traceback (most recent call last):"
+_ENDS_A_TRACEBACK = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*)(?:: (.*))?$")
+"""Also what is not named an error: KeyboardInterrupt, Triton's OutOfResources."""
 
 
 def log_tail(path: str, lines: int = _TAIL_LINES) -> str:
@@ -65,9 +68,14 @@ def check_model_folder(setup: EngineSetup) -> None:
 
 
 def last_exception(text: str) -> str | None:
-    """The last line that reads `SomeError: message`."""
-    for line in reversed(text.splitlines()):
+    """The last line that reads `SomeError: message`, or that ends a traceback, whatever its exception is called."""
+    found = None
+    in_traceback = False
+    for line in text.splitlines():
         match = _EXCEPTION.match(line.strip())
+        if match is None and in_traceback:
+            match = _ENDS_A_TRACEBACK.match(line)
+        in_traceback = line.rstrip().endswith(_TRACEBACK) or (in_traceback and line.startswith(" "))
         if match and "Initialization failed" not in line:
-            return f"{match[1]}: {match[2]}"
-    return None
+            found = f"{match[1]}: {match[2]}" if match[2] else match[1]
+    return found

@@ -70,9 +70,12 @@ def test_prompts_grow_until_the_actor_has_as_much_to_do_as_the_engines(modes, mo
         return [_row(iteration, max(busy.values())) | idle for iteration in range(8)]
 
     monkeypatch.setattr(modes, "run", measured)
-    assert modes.balancing_letters("c.yaml", tmp_path, []) == 900
+    letters, rows = modes.balanced_run("c.yaml", tmp_path, [])
+    assert letters == 900
     assert names == [("async", "trial-1"), ("async", "trial-2")]
-    assert "prompts of 900 letters, engines idle 0.0%, actor 0.0%" in capsys.readouterr().out
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("512 letters") and "38.8%" in first
+    assert second == f"900 letters   {modes.summary(rows)}"
 
 
 @pytest.mark.parametrize(("engines", "actor", "letters"), [(0.0, 0.99, 4096), (0.9, 0.0, 32)])

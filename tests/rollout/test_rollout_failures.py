@@ -11,6 +11,7 @@ from rollout_requests import generate, make_requests
 from safetensors.torch import load_file, save_file
 
 from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError, RolloutError
+from rollout.failures import last_exception
 from rollout.pool import RolloutPool
 
 
@@ -87,3 +88,34 @@ def test_a_model_with_a_nan_is_named_where_an_engine_fails_with_it(ray_session, 
         pool.wait_until_ready()
         with pytest.raises(ModelError, match=rf"{name} in .* holds values that are not finite"):
             generate(pool, make_requests(2, new_tokens=4))
+
+
+_LOG = """[2026-11-24 10:00:00] Scheduler hit an exception: Traceback (most recent call last):
+  File "scheduler.py", line 1, in run
+    step()
+{}
+[2026-11-24 10:00:01] Received SIGQUIT
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ValueError: too long", "ValueError: too long"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("triton.runtime.errors.OutOfResources: shared memory", "OutOfResources: shared memory"),
+        ("asyncio.exceptions.CancelledError", "CancelledError"),
+    ],
+)
+def test_what_ended_a_traceback_is_told_whatever_its_name(line, said):
+    assert last_exception(_LOG.format(line)) == said
+
+
+def test_words_outside_of_a_traceback_are_no_exception():
+    assert last_exception("Capturing\nServer: ready\nWarning: slow\n") is None
+
+
+def test_of_several_exceptions_the_last_one_counts():
+    text = _LOG.format("KeyboardInterrupt") + "ValueError: later\n"
+    assert last_exception(text) == "ValueError: later"
+    assert last_exception("ValueError: before\n" + _LOG.format("KeyboardInterrupt")) == "KeyboardInterrupt"
