@@ -200,6 +200,10 @@ BENCHMARKS = {
         "Rewards of the first and the last iteration, held-out accuracy before and after, and the largest gap between "
         "engine and actor of an iteration, in nats a token.",
     ),
+    "demo_whole_turns": (
+        "Demos of several turns as they stand",
+        "As above: two agents, programs that are repaired in the sandbox, a search tool.",
+    ),
     "demo_runs": ("Every demo, small", "Two small iterations of each; a demo that fails is told."),
     "driver_scale": (
         "The driver at 4,096 GPUs",
@@ -327,6 +331,7 @@ ARGUMENTS = {
     "long_context_256k": ("long_context", "--tokens", "262144"),
     "trl_step_continuous": ("trl_step", "--paths", "continuous"),
     "demo_whole": ("demo_runs", "--whole"),
+    "demo_whole_turns": ("demo_runs", "--whole", "signals", "repair", "search"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }
 """Of records that are one more way to run a benchmark: its name, and its arguments."""
