@@ -81,3 +81,17 @@ def test_prompts_grow_until_the_actor_has_as_much_to_do_as_the_engines(modes, mo
 @pytest.mark.parametrize(("engines", "actor", "letters"), [(0.0, 0.99, 4096), (0.9, 0.0, 32)])
 def test_prompts_stay_within_what_a_machine_holds(modes, engines, actor, letters):
     assert modes.balanced_letters(512, 290.0, engines, actor) == letters
+
+
+def test_the_balanced_run_is_the_row_of_async(modes, monkeypatch, capsys):
+    runs = []
+    rows = [_row(iteration, 4.0) | _idle(0.0, 0.03) for iteration in range(9)]
+    monkeypatch.setattr(modes, "run", lambda config, mode, folder, settings, name="": runs.append(name or mode) or rows)
+    monkeypatch.setattr(modes, "random_policy", lambda model, folder: str(folder))
+    monkeypatch.setattr(modes.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["modes.py", "--modes", "sync,async"])
+    modes.main()
+    assert runs == ["trial-1", "sync"]
+    _, trial, _, of_async = capsys.readouterr().out.splitlines()
+    assert of_async.split()[0] == "async"
+    assert of_async.split()[1:] == trial.split()[2:]

@@ -48,7 +48,8 @@ RECORDS = [
     Record("whole_step_8b.cuda2", "local_2x141gb", frozenset({"optimizer s"})),
     # Of one iteration, whose rollout comes before the actor has mapped what it goes on holding.
     Record("whole_step_table.cuda2", "local_2x141gb", frozenset({"GPU peak, engine works GB"})),
-    # Likewise; the same rollout took 37.0 and 29.7 s there, and states were streamed for the first time.
+    # Likewise. The same rollout took 37.0 and 29.7 s there, planned 22.6, and what of the optimizer is exposed 0.25 and
+    # 0.18, planned 0.02: why is not known for either.
     Record(
         "whole_step_table_kernels.cuda2",
         "local_2x80gb",
