@@ -17,10 +17,13 @@ replaces(
 )
 
 _TRIAL_PASSES = 32
+_FIRST_LOOK_PASSES = 12
 _HELD_PASSES = 2048
 _SETTLING_PASSES = 4
 """After a change: the pass under way still has the steps of before, and graphs are warm from the next ones on."""
 _GAIN = 1.03
+_CLEAR = 1.3
+"""How many times faster one must be for a first look to end a trial: the tokens of so few passes vary by chance."""
 
 
 def install() -> None:
@@ -47,47 +50,67 @@ class _Measured:
         return fmean(tokens for _, tokens in self.passes) / median(seconds for seconds, _ in self.passes)
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """So many passes with these steps. held: as chosen by a trial, not in one."""
+
+    steps: int
+    passes: int
+    held: bool = False
+
+
 @dataclass
 class SizeChoice:
     """The steps of one class of batch sizes: both candidates are tried, the faster one is held, then the other is
-    tried again. What happens when depends on counts of passes alone, so that all ranks do the same; `agree` gives the
-    choice of rank 0."""
+    tried again. A trial ends early where one of them is clearly faster. What happens when depends on counts of passes
+    and on what `agree` gives alone, which is the choice of rank 0 (None: none yet), so that all ranks do the same."""
 
     candidates: Sequence[int]
-    agree: Callable[[int], int]
-    current: int = 0
+    agree: Callable[[int | None], int | None]
     _passes: int = 0
-    _limit: int = _TRIAL_PASSES
-    _trying: list[int] = field(default_factory=list)
+    _stages: deque[_Stage] = field(default_factory=deque)
     _measured: dict[int, _Measured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.current = max(self.candidates)
-        self._trying = [steps for steps in self.candidates if steps != self.current]
         self._measured = {steps: _Measured() for steps in self.candidates}
+        some = max(self.candidates)
+        self._try(min(self.candidates), before=[_Stage(some, _FIRST_LOOK_PASSES)], after=[_Stage(some, _TRIAL_PASSES)])
+
+    @property
+    def current(self) -> int:
+        return self._stages[0].steps
 
     def note(self, seconds: float, tokens: int) -> None:
         """A pass that took `seconds` and gave `tokens`."""
         self._passes += 1
         if self._passes > _SETTLING_PASSES:
             self._measured[self.current].note(seconds, tokens)
-        if self._passes < self._limit:
-            return
-        if self._trying:
-            self._switch(self._trying.pop(), _TRIAL_PASSES)
-        elif self._limit == _TRIAL_PASSES:
-            self._switch(self.agree(self._faster()), _HELD_PASSES)
-        else:
-            self._switch(next(steps for steps in self.candidates if steps != self.current), _TRIAL_PASSES)
+        if self._passes == self._stages[0].passes:
+            self._passes = 0
+            self._after(self._stages.popleft())
+
+    def _after(self, ended: _Stage) -> None:
+        if ended.held:
+            self._try(next(steps for steps in self.candidates if steps != ended.steps))
+        elif all(measured.passes for measured in self._measured.values()):
+            chosen = self.agree(self._clearly_faster() if self._stages else self._faster())
+            if chosen is not None:
+                self._stages = deque([_Stage(chosen, _HELD_PASSES, held=True)])
+
+    def _try(self, steps: int, before: Sequence[_Stage] = (), after: Sequence[_Stage] = ()) -> None:
+        rest = _Stage(steps, _TRIAL_PASSES - _FIRST_LOOK_PASSES)
+        self._stages = deque([*before, _Stage(steps, _FIRST_LOOK_PASSES), rest, *after])
+
+    def _clearly_faster(self) -> int | None:
+        none, some = min(self.candidates), max(self.candidates)
+        ratio = self._measured[some].tokens_per_second / self._measured[none].tokens_per_second
+        return some if ratio > _CLEAR else none if ratio < 1 / _CLEAR else None
 
     def _faster(self) -> int:
         """No drafts where they gain nothing."""
         none, some = min(self.candidates), max(self.candidates)
         gains = self._measured[some].tokens_per_second > _GAIN * self._measured[none].tokens_per_second
         return some if gains else none
-
-    def _switch(self, steps: int, passes: int) -> None:
-        self.current, self._passes, self._limit = steps, 0, passes
 
 
 class MeasuredSteps:
@@ -98,7 +121,7 @@ class MeasuredSteps:
         initial_steps: int,
         cfg_path: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        agree: Callable[[int], int] | None = None,
+        agree: Callable[[int | None], int | None] | None = None,
     ) -> None:
         self.candidate_steps = sorted({0, initial_steps})
         self._clock = clock
@@ -137,9 +160,9 @@ def _size_class(batch_size: int) -> int:
     return max(batch_size - 1, 0).bit_length()
 
 
-def _of_rank_zero(steps: int) -> int:
+def _of_rank_zero(steps: int | None) -> int | None:
     """Times differ between tensor-parallel ranks, which must run the same passes."""
     from sglang.srt.distributed import get_tp_group
 
     group: Any = get_tp_group()
-    return int(group.broadcast_object(steps, src=0)) if group.world_size > 1 else steps
+    return group.broadcast_object(steps, src=0) if group.world_size > 1 else steps
