@@ -163,6 +163,10 @@ BENCHMARKS = {
         "The floor is the time of the model FLOPs at the speed of a large matrix product on the same device; the rest "
         "of a pass is memory traffic between products, launches and kernels below that speed.",
     ),
+    "actor_layers_flashqla": (
+        "The actor's layers with FlashQLA's kernels",
+        "As above, with the other kernels of Gated DeltaNet (`actor.gdn_backend: flashqla`).",
+    ),
     "attention": (
         "Attention",
         "The packs that the actor meets are of many lengths; it gives cuDNN the sequences of at least 3,000 tokens"
@@ -322,6 +326,7 @@ ARGUMENTS = {
     ),
     "rollout_drafts": ("rollout", "--hybrid-layers", "8", "--draft", "mtp", "auto"),
     "tune_moe_fp8": ("tune_moe", "--fp8"),
+    "actor_layers_flashqla": ("actor_layers", "--backend", "flashqla"),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
     "whole_step_table_kernels": ("whole_step", "--table", "--gdn", "fla,flashqla", *_OF_TABLE),
     "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
