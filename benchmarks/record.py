@@ -243,6 +243,11 @@ BENCHMARKS = {
         "Two engines in each setting, beside what a replay says of it that knows the recorded lengths of the first "
         "setting alone. Partial and dropped responses change which tokens are trained.",
     ),
+    "migration_replay": (
+        "What moving responses would save on GPUs",
+        "No GPU runs here: lengths are drawn, and engines take what `rlpipe plan` says for a step. There are half as "
+        "many responses as engines run at a time; what each prompt's get on average is known.",
+    ),
     "rewards": ("Grading", "Responses per second and process, for responses of 8,000 tokens."),
     "modes": (
         "Rollout modes",

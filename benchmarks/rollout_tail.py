@@ -28,6 +28,7 @@ SETTINGS = [
     "rollout.samples_per_prompt=8",
     "rollout.max_response_tokens=512",
     "rollout.engine.max_running_requests=8",
+    "rollout.engine.deterministic=false",
     "rollout.sampling.ignore_eos=true",
     "rollout.generate.function=tests.rlpipe.long_tail:write_drawn_length",
     "rollout.max_staleness=2",
@@ -44,6 +45,7 @@ SETTINGS = [
 COMPARED = {
     "arrival": Setting(longest_first=False),
     "longest_first": Setting(),
+    "longest_first, migration": Setting(migration=True),
     "longest_first, oversampling 1.5": Setting(oversampling=1.5),
     "longest_first, oversampling 1.5, partial": Setting(oversampling=1.5, partial=True),
 }
@@ -51,7 +53,13 @@ FIRST_EPOCH = 3
 """Iterations in which no prompt recurs."""
 
 
-COLUMNS = ("seconds", "at one pace", "replayed", "room lost", "replayed", "trained tokens", "replayed")
+COLUMNS = ("seconds", "at one pace", "replayed", "room lost", "replayed", "trained tokens", "replayed", "moved")
+METRICS = (
+    "perf/rollout_seconds",
+    "rollout/tail_lost_share",
+    "rollout/response_tokens_mean",
+    "rollout/responses_moved_count",
+)
 
 
 def main() -> None:
@@ -65,14 +73,11 @@ def main() -> None:
             own = _records(Path(folder) / "tail/responses.jsonl")[FIRST_EPOCH:]
         recorded = recorded or own
         replayed = replay(recorded, setting)
-        seconds, lost, tokens = (
-            fmean(row[metric] for row in rows[FIRST_EPOCH + 1 :])
-            for metric in ("perf/rollout_seconds", "rollout/tail_lost_share", "rollout/response_tokens_mean")
-        )
+        seconds, lost, tokens, moved = (fmean(row[metric] for row in rows[FIRST_EPOCH + 1 :]) for metric in METRICS)
         at_one_pace = seconds * _full_pace(recorded) / _full_pace(own)
         print(
             f"{name:41}{seconds:15.2f}{at_one_pace:15.2f}{replayed.seconds:15.2f}{lost:15.1%}"
-            f"{replayed.lost_share:15.1%}{tokens:15.1f}{replayed.trained_tokens:15.1f}",
+            f"{replayed.lost_share:15.1%}{tokens:15.1f}{replayed.trained_tokens:15.1f}{moved:15.1f}",
             flush=True,
         )
 
@@ -86,7 +91,8 @@ def _settings(folder: str, setting: Setting) -> list[str]:
     order = "longest_first" if setting.longest_first else "arrival"
     places = [f"prepare.directory={folder}/task", f"model.path={folder}/policy"]
     varied = [f"rollout.oversampling={setting.oversampling}", f"rollout.partial={str(setting.partial).lower()}"]
-    return [*SETTINGS, *places, *varied, f"rollout.request_order={order}"]
+    varied += [f"rollout.migration={str(setting.migration).lower()}", f"rollout.request_order={order}"]
+    return [*SETTINGS, *places, *varied]
 
 
 def _records(path: Path) -> list[ResponseRecord]:

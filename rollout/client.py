@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,12 @@ from rollout.answer_check import why_unusable
 from rollout.dispatch import Dispatcher, RoutingCounts
 from rollout.engine_calls import translate
 from rollout.fleet import EngineState, Fleet, RunningEngine
+from rollout.migration import Pace, Running, expected_rest, worthwhile_moves
 from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, Generation, ResponseSpan
+
+_LOOK_SECONDS = 0.25
+_LOOKING_SHARE = 0.05
 
 
 class EngineClient:
@@ -25,7 +30,8 @@ class EngineClient:
 
     keep_tokens: responses of a lost engine go on from the tokens that it told; else they start again, which gives the
     same bits as if it had not been lost. follow_prefixes: requests go where their prefix is in the cache.
-    longest_first: those that are expected to become longest go first.
+    longest_first: those that are expected to become longest go first. migrates: responses that are being written move
+    to another engine where the last ones end sooner by that; `note_pace` says how fast engines are.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class EngineClient:
         keep_tokens: bool,
         follow_prefixes: bool = True,
         longest_first: bool = True,
+        migrates: bool = False,
     ) -> None:
         self._fleet = fleet
         self._keep_tokens = keep_tokens
@@ -46,6 +53,12 @@ class EngineClient:
         self._spans: list[ResponseSpan] = []
         self._streams: dict[asyncio.Task[None], RunningEngine] = {}
         self._failure: RlpipeError | None = None
+        self._migrates = migrates
+        self._pace: Pace | None = None
+        self._leaving: dict[str, int] = {}
+        self._moved: set[str] = set()
+        self._look: asyncio.TimerHandle | None = None
+        self._look_seconds = _LOOK_SECONDS
         self._assigning = False
         self._aborting = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,6 +99,10 @@ class EngineClient:
         """Of the requests that were answered since the last call, urgent ones left out. From any thread."""
         spans, self._spans = self._spans, []
         return spans
+
+    def note_pace(self, pace: Pace) -> None:
+        """Of the engines lately, by which `migrates` goes. From any thread."""
+        self._pace = pace
 
     def running_lengths(self) -> list[int]:
         """Tokens of each response that is still being written, as far as health probes have told. From any thread."""
@@ -145,6 +162,49 @@ class EngineClient:
                     self._receive(engine, generation)
                 if self._dispatcher.has_waiting:
                     self._assign_soon()
+                elif self._migrates and self._look is None:
+                    self._look = asyncio.get_running_loop().call_later(self._look_seconds, self._migrate)
+        except ray.exceptions.RayError as error:
+            self._note(engine, error)
+
+    def _migrate(self) -> None:
+        """Begin to move what is worth moving. Takes a twentieth of the loop's time at most, however much is running."""
+        self._look = None
+        if self._pace is None or self._aborting or self._dispatcher.has_waiting:
+            return
+        begin = time.perf_counter()
+        with self._fleet.taking_requests() as engines:
+            serving = {engine.index: engine for engine in engines}
+        leaving: dict[int, list[str]] = {}
+        for move in worthwhile_moves(self._running(serving), self._pace):
+            self._leaving[move.name] = move.target
+            leaving.setdefault(move.source, []).append(move.name)
+        for index, names in leaving.items():
+            task = asyncio.get_running_loop().create_task(self._release(serving[index], names))
+            self._streams[task] = serving[index]
+            task.add_done_callback(self._streams.pop)
+        self._look_seconds = max(_LOOK_SECONDS, (time.perf_counter() - begin) / _LOOKING_SHARE)
+
+    def _running(self, serving: Mapping[int, RunningEngine]) -> dict[int, list[Running]]:
+        """What each engine writes, or will in a moment."""
+        running: dict[int, list[Running]] = {index: [] for index in serving}
+        for name, owner in self._owners.items():
+            index = self._leaving.get(name, owner.index)
+            if index in serving and serving.get(owner.index) is owner:
+                request, told = self._requests[name], owner.progress.get(name)
+                begun = len(request.partial.token_ids)
+                written = begun if told is None else max(begun, len(told.token_ids))
+                rest = expected_rest(request.expected_tokens, written - begun) or max(written, 1)
+                left = min(rest, request.sampling.max_new_tokens - written)
+                read = len(request.prompt_ids) + written
+                stays = name in self._moved or name in self._leaving
+                running[index].append(Running(name, left, read, stays))
+        return running
+
+    async def _release(self, engine: RunningEngine, names: Sequence[str]) -> None:
+        """Has `engine` answer these requests as they are; they go on elsewhere, see `_receive`."""
+        try:
+            await engine.actor.release.remote(tuple(names))
         except ray.exceptions.RayError as error:
             self._note(engine, error)
 
@@ -175,9 +235,21 @@ class EngineClient:
             self._see_fleet()
             return
         self._fleet.note_answer(engine)
-        self._dispatcher.finished(engine.index, request)
         self._note_span(request, generation)
+        target = self._leaving.pop(request.request_id, None)
+        if target is not None and generation.status is Status.ABORTED and not self._aborting:
+            self._hand_over(engine, replace(request, partial=generation.partial), target)
+            return
+        self._dispatcher.finished(engine.index, request)
         self._resolve(generation)
+
+    def _hand_over(self, engine: RunningEngine, request: GenerateRequest, target: int) -> None:
+        """What `engine` has ended early goes on at `target`."""
+        self._moved.add(request.request_id)
+        self._requests[request.request_id] = request
+        del self._owners[request.request_id]
+        self._dispatcher.move(engine.index, request, target)
+        self._assign_soon()
 
     def _note_span(self, request: GenerateRequest, generation: Generation) -> None:
         if not request.urgent:
@@ -197,6 +269,7 @@ class EngineClient:
             lost += max(0, len(told.token_ids) - len(request.partial.token_ids))
             self._requests[request.request_id] = request
             del self._owners[request.request_id]
+            self._leaving.pop(request.request_id, None)
         self._fleet.counts.add(requests_reissued=len(again), tokens_lost=lost)
         for task, owner in list(self._streams.items()):
             if owner is engine and task is not asyncio.current_task():
@@ -217,6 +290,7 @@ class EngineClient:
         del self._requests[generation.request_id]
         self._owners.pop(generation.request_id, None)
         self._begins.pop(generation.request_id, None)
+        self._moved.discard(generation.request_id)
         answer = self._answers.pop(generation.request_id, None)
         if answer is not None and not answer.done():  # gone after a failure, done when who asked was cancelled
             answer.set_result(generation)

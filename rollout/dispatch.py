@@ -19,10 +19,13 @@ _REMEMBERED_HOMES = 2**17
 @dataclass(frozen=True)
 class RoutingCounts:
     """later_turns: requests of conversations that had an engine already; moved_turns: those that went to another, since
-    theirs was lost or overloaded."""
+    theirs was lost or overloaded. moved_responses: that went on at another engine, which had to compute `read_tokens`
+    of theirs again."""
 
     later_turns: int = 0
     moved_turns: int = 0
+    moved_responses: int = 0
+    read_tokens: int = 0
 
 
 class Dispatcher:
@@ -48,8 +51,8 @@ class Dispatcher:
         self._waiting_tokens = 0
         self._loads = EngineLoads(engines, requests_per_engine)
         self._homes = _Homes() if follow_prefixes else None
-        self._later_turns = 0
-        self._moved_turns = 0
+        self._targets: dict[str, int] = {}
+        self._later_turns = self._moved_turns = self._moved_responses = self._read_tokens = 0
 
     def add(self, request: GenerateRequest) -> None:
         self._queue(request).add(request)
@@ -61,6 +64,13 @@ class Dispatcher:
             self.finished(engine, request)
             self._queue(request).put_back(request)
             self._waiting_tokens += request.likely_tokens
+
+    def move(self, engine: int, request: GenerateRequest, target: int) -> None:
+        """A request that `engine` had begun goes on at `target`, or elsewhere if that has no room any more."""
+        self._targets[request.request_id] = target
+        self.put_back(engine, [request])
+        self._moved_responses += 1
+        self._read_tokens += request.read_tokens
 
     def serve_by(self, engines: Mapping[int, object]) -> None:
         """Only these get requests from now on. An index with another object than before has an empty cache."""
@@ -88,6 +98,7 @@ class Dispatcher:
     def take_waiting(self) -> list[GenerateRequest]:
         """Requests that were not handed out; they are forgotten."""
         self._waiting_tokens = 0
+        self._targets.clear()
         return [queue.pop() for queue in (self._urgent, self._waiting) for _ in range(len(queue))]
 
     @property
@@ -101,12 +112,18 @@ class Dispatcher:
 
     def take_counts(self) -> RoutingCounts:
         """Since the last call."""
-        counts = RoutingCounts(self._later_turns, self._moved_turns)
-        self._later_turns = self._moved_turns = 0
+        counts = RoutingCounts(self._later_turns, self._moved_turns, self._moved_responses, self._read_tokens)
+        self._later_turns = self._moved_turns = self._moved_responses = self._read_tokens = 0
         return counts
 
     def _choose(self, request: GenerateRequest, least: int) -> int:
-        """Where its prefix is in the cache, or `least`, the engine with the least load."""
+        """Where it is to move, where its prefix is in the cache, or `least`, the engine with the least load."""
+        target = self._targets.pop(request.request_id, None)
+        if target is not None:
+            engine = target if self._loads.has_room(target) else least
+            if self._homes is not None:
+                self._homes.note(request, engine)
+            return engine
         if self._homes is None:
             return least
         home = self._homes.of_conversation(request)

@@ -153,6 +153,11 @@ class Engine:
         async with self._pause.paused(abort=self._responses.interrupt):
             self._watch.check()
 
+    async def release(self, request_ids: tuple[str, ...]) -> None:
+        """Has these requests answer now with status ABORTED and what they have, unless they have ended meanwhile."""
+        self._watch.check()
+        self._responses.release(request_ids)
+
     async def sleep(self, parts: tuple[DeviceMemory, ...]) -> float:
         """Gives the device memory of `parts` back once running requests have ended. What was in it is lost.
 

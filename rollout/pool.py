@@ -119,6 +119,7 @@ class RolloutPool:
             keep_tokens,
             follow_prefixes=rollout.request_routing == "prefix",
             longest_first=rollout.request_order == "longest_first",
+            migrates=rollout.migration,
         )
 
     def late(self, client: EngineClient, deadline_seconds: float) -> DeadlineError:

@@ -1,7 +1,7 @@
 """What an engine's running responses have come to, for whoever asks while they run."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,10 @@ class Progress:
             yield
         finally:
             del self._running[sglang_id]
+
+    def sglang_ids(self, request_ids: Collection[str]) -> list[str]:
+        """SGLang's ids of those of `request_ids` that it answers now."""
+        return [name for name, one in self._running.items() if one.request_id in request_ids]
 
     def pulse(self, version: int, last_message: float) -> Pulse:
         """version: of the weights that sample now. last_message: moment of `time.time` of SGLang's last one."""

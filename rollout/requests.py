@@ -116,6 +116,11 @@ class GenerateRequest:
         return len(self.prompt_ids) + self.sampling.max_new_tokens
 
     @property
+    def read_tokens(self) -> int:
+        """What an engine computes before the next token of the response."""
+        return len(self.prompt_ids) + len(self.partial.token_ids)
+
+    @property
     def likely_tokens(self) -> int:
         """What the request counts with in an engine's load: prompt plus expected tokens, whatever is partial."""
         if self.expected_tokens is None:

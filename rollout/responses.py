@@ -78,6 +78,8 @@ class ResponseWriter:
         caches = not self._manager.server_args.disable_radix_cache
         self._prompts = SharedPrompts(self._prefill if caches else None)
         self._aborts = 0
+        self._writing: set[str] = set()
+        self._released: set[str] = set()
         self._tokens_at_once = setup.engine.draft.verified_tokens
         self.version = 0
         self.with_adapter = False
@@ -104,18 +106,23 @@ class ResponseWriter:
 
     async def write(self, request: GenerateRequest) -> Generation:
         """The whole response. It waits while generation is paused, and goes on after interruptions by new weights; only
-        `abort_all` ends it early."""
-        with self._prompts.running(request):
-            return await self._write(request)
+        `abort_all` and `release` end it early."""
+        self._writing.add(request.request_id)
+        try:
+            with self._prompts.running(request):
+                return await self._write(request)
+        finally:
+            self._writing.discard(request.request_id)
+            self._released.discard(request.request_id)
 
     async def _write(self, request: GenerateRequest) -> Generation:
         begin, aborts = time.perf_counter(), self._aborts
         limit, ends, work = request.sampling.max_new_tokens, self._end_ids(request.sampling), _Work()
         # What was partial may be whole: asked for no token, SGLang answers with the log-probability of one.
         partial, status = interrupted(request.partial, ends, (), limit)
-        while status is Status.ABORTED and self._aborts == aborts:
+        while status is Status.ABORTED and not self._ends_early(request, aborts):
             async with self._pause.running():
-                if self._aborts != aborts:
+                if self._ends_early(request, aborts):
                     break
                 partial, status, more = await self._ask(request, partial)
             work = work.with_more(more)
@@ -136,6 +143,16 @@ class ResponseWriter:
             kept_drafts=work.kept_drafts,
             text=None if self._tokenizer is None else text_of(partial.token_ids, self._tokenizer),
         )
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """These end as they are, if they are being written: another engine goes on with them."""
+        self._released |= self._writing.intersection(request_ids)
+        self._batches.send()
+        for name in self._progress.sglang_ids(self._released):
+            self._manager.abort_request(rid=name)
+
+    def _ends_early(self, request: GenerateRequest, aborts: int) -> bool:
+        return self._aborts != aborts or request.request_id in self._released
 
     def interrupt(self) -> None:
         """Has SGLang answer what it runs now as it is; responses go on once generation does."""

@@ -33,6 +33,7 @@ FREE = (
     "actor.optimizer.device_cache_gigabytes",
     "rollout.engines",
     "rollout.request_order",
+    "rollout.migration",
     "rollout.engine.tensor_parallel",
     "rollout.engine.kv_cache_tokens",
     "rollout.engine.max_running_requests",

@@ -183,6 +183,11 @@ class RolloutConfig(Section):
     were longest so far; a prompt that was never answered counts as the mean of its data set. `arrival`: the one that
     came first. No answer changes with it while `engine.deterministic` holds."""
 
+    migration: bool = False
+    """Move responses that are being written, once no request waits: the engine whose last one is expected to end last
+    hands on those that have the least left to the engine with the fewest, which reads again what is written. As far as
+    the pace of the iteration before says that it pays (docs/rollouts.md)."""
+
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training responses."""
 
@@ -227,6 +232,20 @@ class RolloutConfig(Section):
     def iterations_ahead(self) -> int:
         """How many iterations generation may be ahead of training."""
         return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.mode]
+
+    @model_validator(mode="after")
+    def _migration_helps_a_tail(self) -> Self:
+        if self.migration and self.mode != "sync":
+            raise ValueError(
+                "rollout.migration shortens the end of an iteration's generation, for which rollout.mode "
+                f"{self.mode!r} does not wait: set migration to false or mode to 'sync'"
+            )
+        if self.migration and self.engine.deterministic:
+            raise ValueError(
+                "rollout.migration moves responses by what engines take, so which ones are computed anew depends on "
+                "time, but rollout.engine.deterministic is true: set one of them to false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _aborting_needs_an_end(self) -> Self:

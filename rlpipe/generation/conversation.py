@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from rlpipe.generation.length_history import expected_rest
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.number_arrays import LossMask, Tokens
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Outcome, ToolUse, Turn
+from rollout.migration import expected_rest
 from rollout.partial_response import PartialResponse, merged_spans
 from rollout.reported_routes import joined_routes
 from rollout.requests import GenerateRequest, Generation, sample_seed

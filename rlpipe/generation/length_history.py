@@ -37,11 +37,3 @@ class LengthHistory:
 
     def state(self) -> LengthState:
         return {"prompts": dict(self._prompts), "datasets": dict(self._datasets)}
-
-
-def expected_rest(expected: int | None, written: int) -> int | None:
-    """Tokens that a response is still expected to get after `written` ones.
-
-    Lengths have long tails: what has outgrown its expectation is expected to become twice as long as it is.
-    """
-    return None if expected is None else max(expected - written, written, 1)

@@ -241,7 +241,9 @@ class Rollouts:
             return batch
         shape = RolloutShape.of(rollout)
         groups = tuple(group.lengths for group in batch.lengths)
-        record = ResponseRecord(shape, batch.seconds, measured_pace(spans, shape.running), groups)
+        pace = measured_pace(spans, shape.running)
+        self._client.note_pace(pace)
+        record = ResponseRecord(shape, batch.seconds, pace, groups)
         kept = record if record.responses <= _MOST_RECORDED_RESPONSES else None
         return replace(batch, record=kept, metrics=batch.metrics | tail_metrics(spans, shape))
 

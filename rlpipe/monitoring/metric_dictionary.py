@@ -181,6 +181,12 @@ _DECLARED = [
         "turns of conversations that left their engine, which was lost or overloaded",
     ),
     Metric(
+        "rollout/responses_moved_count",
+        "count",
+        "responses that went on at another engine while they were written (`rollout.migration`)",
+    ),
+    Metric("rollout/moved_tokens", "tokens", "of these, with their prompts, that the other engine computed again"),
+    Metric(
         "rollout/draft_pass_tokens",
         "tokens",
         "tokens of a response from a pass that verified its drafts, with the one that is sampled anyway; 1 without use",

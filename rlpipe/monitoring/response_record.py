@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from rlpipe.config.rollout import RolloutConfig
+from rollout.migration import Pace
 from rollout.requests import ResponseSpan
 
 Floats = NDArray[np.float64]
@@ -29,17 +30,6 @@ class GroupLengths:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Seconds that an engine takes for a token of each of n running responses: step_seconds + n * response_seconds."""
-
-    step_seconds: NonNegativeFloat
-    response_seconds: NonNegativeFloat
-
-    def seconds(self, running: int) -> float:
-        return self.step_seconds + self.response_seconds * running
-
-
-@dataclass(frozen=True)
 class RolloutShape:
     """What generation was told: `wanted` groups of an iteration by `engines` that run up to `running` responses each,
     and the settings of `rlpipe.config.rollout` of the same names."""
@@ -51,6 +41,7 @@ class RolloutShape:
     oversampling: Annotated[float, Field(ge=1, le=2**6)]
     partial: bool
     max_staleness: _Count
+    migration: bool = False
 
     @classmethod
     def of(cls, rollout: RolloutConfig) -> Self:
@@ -62,6 +53,7 @@ class RolloutShape:
             oversampling=rollout.oversampling,
             partial=rollout.partial,
             max_staleness=rollout.max_staleness,
+            migration=rollout.migration,
         )
 
 

@@ -152,4 +152,6 @@ def cache_metrics(usage: Sequence[EngineUsage], routing: RoutingCounts) -> dict[
         "rollout/prefix_hit_share": cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         "rollout/prefill_saved_tokens": float(cached_tokens),
         "rollout/turns_moved_count": float(routing.moved_turns),
+        "rollout/responses_moved_count": float(routing.moved_responses),
+        "rollout/moved_tokens": float(routing.read_tokens),
     }

@@ -457,6 +457,20 @@ _ROLLOUT = [
         '            yield f"{name}{SCALE}", torch.ones_like(scale)\n',
         "rollout/test_weight_loader.py::test_quantized_experts_are_copied_with_their_scales",
     ),
+    Defect(
+        "a response that moves to another engine begins anew there",
+        "rollout/client.py",
+        "replace(request, partial=generation.partial)",
+        "replace(request, partial=request.partial)",
+        "rollout/test_migration.py::test_what_one_engine_began_another_ends",
+    ),
+    Defect(
+        "what has the most left moves, and keeps the other engine as long",
+        "rollout/migration.py",
+        "one = self.movable.pop()",
+        "one = self.movable.pop(0)",
+        "rollout/test_migration.py::test_the_engine_that_ends_last_hands_on_what_has_least_left",
+    ),
 ]
 
 _MEASUREMENT = [

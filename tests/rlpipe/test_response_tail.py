@@ -6,14 +6,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rlpipe.generation.length_history import LengthHistory, expected_rest
+from rlpipe.generation.length_history import LengthHistory
 from rlpipe.monitoring.report.history import History, read_history
 from rlpipe.monitoring.report.page import render
 from rlpipe.monitoring.report.tail import tail_advice
 from rlpipe.monitoring.report.tail_replay import Setting, replay
 from rlpipe.monitoring.response_record import (
     GroupLengths,
-    Pace,
     ResponseRecord,
     RolloutShape,
     measured_pace,
@@ -22,6 +21,7 @@ from rlpipe.monitoring.response_record import (
 )
 from rlpipe.shared.sample import Prompt, VersionSpan
 from rollout.dispatch import Dispatcher
+from rollout.migration import Pace, expected_rest
 from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, ResponseSpan, SamplingParameters
 
@@ -155,6 +155,18 @@ def test_the_longest_response_is_not_begun_last():
 
 def test_engines_slow_down_with_what_they_run():
     assert replay([record((4,), (4,), (4,), pace=Pace(1.0, 0.5))], ARRIVAL).seconds == 4 * 2.0 + 4 * 1.5
+
+
+def test_what_has_least_left_moves_to_an_engine_that_is_done():
+    """Engine 0 gets the first and third, of which engine 1 goes on with the shorter."""
+    shape = replace(SHAPE, engines=2, running=4, wanted=4)
+    lengths = [record((100,), (2,), (60,), (1,), shape=shape, pace=Pace(1.0, 1.0))]
+    moving = replace(ARRIVAL, migration=True)
+    # A step takes 3 s with two and 2 s with one.
+    assert replay(lengths, ARRIVAL).seconds == 60 * 3 + 40 * 2
+    assert replay(lengths, moving).seconds == pytest.approx(2 * 3 + 98 * 2, abs=2)
+    alone = [replace(lengths[0], shape=replace(shape, engines=1))]
+    assert replay(alone, moving) == replay(alone, ARRIVAL)
 
 
 def test_what_is_aborted_is_thrown_away_or_goes_on():

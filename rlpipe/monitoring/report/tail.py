@@ -80,9 +80,11 @@ def _choices(history: History) -> Sequence[Choice]:
 @lru_cache(maxsize=4)  # the page shows both the advice and the table
 def _replayed(records: tuple[ResponseRecord, ...]) -> tuple[Choice, ...]:
     shape = records[-1].shape
-    now = Setting(shape.longest_first, shape.oversampling, shape.partial)
+    now = Setting(shape.longest_first, shape.oversampling, shape.partial, migration=shape.migration)
     others = [replace(now, longest_first=True), replace(now, longest_first=False), replace(now, known=True)]
     others += [Setting(now.longest_first, share, partial) for partial in (False, True) for share in _OVERSAMPLING]
+    if shape.engines > 1:
+        others.append(replace(now, migration=True))
     settings = list(dict.fromkeys([now, *others]))
     return tuple(Choice(_name(setting), setting, replay(records, setting)) for setting in settings)
 
@@ -94,6 +96,8 @@ def _name(setting: Setting) -> str:
         parts.append(f"oversampling: {setting.oversampling:g}")
     if setting.partial:
         parts.append("partial: true")
+    if setting.migration:
+        parts.append("migration: true")
     return ", ".join(parts)
 
 

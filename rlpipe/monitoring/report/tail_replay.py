@@ -3,14 +3,16 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
 from statistics import fmean
 
-from rlpipe.monitoring.response_record import GroupLengths, Pace, ResponseRecord, RolloutShape, room
+from rlpipe.monitoring.response_record import GroupLengths, ResponseRecord, RolloutShape, room
+from rollout.migration import READ_SHARE, Move, Pace, Running, expected_rest, worthwhile_moves
 
 _LEAST_ITERATIONS = 8
+_LOOK_SHARE = 31 / 32
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Setting:
     oversampling: float = 1.0
     partial: bool = False
     known: bool = False
+    migration: bool = False
 
     @property
     def throws_away(self) -> bool:
@@ -39,13 +42,18 @@ class Replayed:
     trained_tokens: float
 
 
-def replay(records: Sequence[ResponseRecord], setting: Setting) -> Replayed:
+def replay(
+    records: Sequence[ResponseRecord], setting: Setting, seconds: Callable[[int], float] | None = None
+) -> Replayed:
     """Generate as many iterations as were recorded, at least some, from the recorded groups in their order; after the
-    last one they begin again. All of `records`, at least one, have the shape of the last."""
+    last one they begin again. All of `records`, at least one, have the shape of the last.
+
+    seconds: that a step with so many responses takes, where that is known better than by the recorded paces.
+    """
     shape = records[-1].shape
     paces = [record.pace for record in records]
     pace = Pace(fmean(one.step_seconds for one in paces), fmean(one.response_seconds for one in paces))
-    engines = _Engines(shape, pace if pace.seconds(1) else Pace(1.0, 0.0))
+    engines = _Engines(shape, pace if pace.seconds(1) else Pace(1.0, 0.0), seconds)
     lengths = cycle([group for record in records for group in record.groups])
     groups = (_Group(number, group) for number, group in enumerate(lengths))
     rollouts = _Rollouts(shape, setting, engines, groups)
@@ -79,6 +87,10 @@ class _Response:
     index: int
 
     @property
+    def tokens(self) -> int:
+        return self.group.lengths.tokens[self.index]
+
+    @property
     def rest(self) -> int:
         return self.group.lengths.tokens[self.index] - self.group.written[self.index]
 
@@ -93,14 +105,18 @@ class _Response:
 
 
 class _Engines:
-    """Each response that an engine runs gets a token in `pace.seconds(responses that it runs)`."""
+    """Each response that an engine runs gets a token in `seconds` of the responses that it runs; by default those of
+    `pace`, by which responses move in any case."""
 
-    def __init__(self, shape: RolloutShape, pace: Pace) -> None:
+    def __init__(self, shape: RolloutShape, pace: Pace, seconds: Callable[[int], float] | None) -> None:
         self._running = shape.running
         self._pace = pace
+        self._seconds = seconds or pace.seconds
         self._given = [0.0] * shape.engines
         self._ends: list[list[tuple[float, int, _Response]]] = [[] for _ in range(shape.engines)]
         self._order = count()
+        self._moved: set[str] = set()
+        self._next_look = math.inf
 
     @property
     def in_flight(self) -> int:
@@ -114,16 +130,50 @@ class _Engines:
         heapq.heappush(self._ends[engine], (self._given[engine] + response.rest, next(self._order), response))
         return True
 
+    def begin(self) -> None:
+        """Another iteration."""
+        self._next_look = math.inf
+        self._moved.clear()
+
+    def migrate(self) -> None:
+        """As `rollout.migration` does once nothing waits: now and then, here as others have ended."""
+        if self.in_flight > self._next_look:
+            return
+        self._next_look = _LOOK_SHARE * self.in_flight
+        running = {
+            engine: [self._as_running(engine, *entry) for entry in ends] for engine, ends in enumerate(self._ends)
+        }
+        for move in worthwhile_moves(running, self._pace):
+            self._move(move)
+
+    def _as_running(self, engine: int, end: float, order: int, response: _Response) -> Running:
+        written = max(0, math.floor(response.tokens - (end - self._given[engine])))
+        rest = expected_rest(response.group.lengths.expected, written) or max(written, 1)
+        return Running(str(order), rest, written, stays=str(order) in self._moved)
+
+    def _move(self, move: Move) -> None:
+        """What is read again delays the response by what that takes."""
+        source, target = self._ends[move.source], self._ends[move.target]
+        entry = next(one for one in source if str(one[1]) == move.name)
+        end, order, response = entry
+        source.remove(entry)
+        heapq.heapify(source)
+        rest = end - self._given[move.source]
+        reading = READ_SHARE * self._pace.response_seconds * max(0.0, response.tokens - rest)
+        rest += reading / self._seconds(len(target) + 1)
+        heapq.heappush(target, (self._given[move.target] + rest, order, response))
+        self._moved.add(move.name)
+
     def next_end(self) -> tuple[float, _Response]:
         """Seconds until the next response is whole, and which."""
         waits = {
-            engine: (ends[0][0] - self._given[engine]) * self._pace.seconds(len(ends))
+            engine: (ends[0][0] - self._given[engine]) * self._seconds(len(ends))
             for engine, ends in enumerate(self._ends)
             if ends
         }
         first = min(waits, key=lambda engine: waits[engine])
         for engine in waits:
-            self._given[engine] += waits[first] / self._pace.seconds(len(self._ends[engine]))
+            self._given[engine] += waits[first] / self._seconds(len(self._ends[engine]))
         return waits[first], heapq.heappop(self._ends[first])[-1]
 
     def abort(self) -> Iterator[tuple[_Response, int]]:
@@ -158,10 +208,13 @@ class _Rollouts:
         waiting = deque(sorted(order, key=lambda one: one.group not in needed))
         whole = room(self._shape, len(waiting))
         finished = [group for group in begun if not group.missing]
+        self._engines.begin()
         seconds = 0.0
         while len(finished) < self._shape.wanted:
             while waiting and self._engines.take(waiting[0]):
                 waiting.popleft()
+            if self._setting.migration and not waiting:
+                self._engines.migrate()
             used = min(self._engines.in_flight, whole)
             passed, response = self._engines.next_end()
             seconds += passed
