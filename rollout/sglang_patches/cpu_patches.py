@@ -6,6 +6,7 @@ The signatures are those of SGLang 0.5.17.
 """
 
 import importlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches import batch_invariance, cpu_lora, cpu_routes
-from rollout.sglang_patches.cpu_attention import DecodeAttention, PrefillAttention
+from rollout.sglang_patches.cpu_attention import PagedAttention
 
 replaces(
     "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_decode",
@@ -25,6 +26,11 @@ replaces(
     why="its answer for a token differs in the last bits from what decoding gives, and with the length of the prompt",
     drop_when="a token's answer on a CPU does not depend on what of its prompt is cached",
 )
+_BEGIN_PASS = replaces(
+    "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.init_forward_metadata",
+    why="which slots and lengths a pass has is worked out once, not in each layer",
+    drop_when="SGLang decodes a batch in one call on a CPU, each row as if it were alone",
+)
 replaces(
     "sglang.kernels.ops.attention.fla.fused_norm_gate:layer_norm_gated_fwd",
     "sglang.kernels.ops.attention.fla.layernorm_gated:_layer_norm_fwd",
@@ -33,8 +39,6 @@ replaces(
     why="each launches a Triton kernel",
     drop_when="SGLang has a form of it for CPUs without AMX",
 )
-
-_ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
 
 
 def install() -> None:
@@ -47,12 +51,24 @@ def install() -> None:
                 f"{path} does not exist in the installed SGLang; rollout/sglang_patches/cpu_patches.py must be adapted"
             )
         setattr(module, attribute, replacement)
-    backend = importlib.import_module(_ATTENTION).TorchNativeAttnBackend
-    backend._run_sdpa_forward_decode = DecodeAttention()
-    backend._run_sdpa_forward_extend = PrefillAttention()
+    _use_attention()
     _use_seeded_sampler()
     cpu_routes.install()
     cpu_lora.install()
+
+
+def _use_attention() -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    attention, original = PagedAttention(), _BEGIN_PASS.original()
+
+    def init_forward_metadata(self: TorchNativeAttnBackend, forward_batch: Any) -> None:
+        attention.begin_pass()
+        original(self, forward_batch)
+
+    TorchNativeAttnBackend.init_forward_metadata = init_forward_metadata
+    TorchNativeAttnBackend._run_sdpa_forward_decode = attention.decode
+    TorchNativeAttnBackend._run_sdpa_forward_extend = attention.extend
 
 
 def _use_seeded_sampler() -> None:

@@ -12,6 +12,7 @@ from rollout.sglang_patches import (
     first_token,
     fp8_model,
     gathered_prefill,
+    prompts_once,
     sampling_kinds,
     seeded_draw,
     state_caches,
@@ -36,6 +37,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         from rollout.sglang_patches import cpu_patches
 
         cpu_patches.install()
+        prompts_once.install()
     state_caches.install()
     sampling_kinds.install()
     gathered_prefill.install()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rollout.sglang_patches.cpu_attention import DecodeAttention, PrefillAttention
+from rollout.sglang_patches.cpu_attention import PagedAttention
 
 HEADS, KEY_VALUE_HEADS, CHANNELS, POSITIONS = 4, 2, 64, 128
 
@@ -29,7 +29,7 @@ def test_requests_that_do_not_fit_together_are_what_each_is_alone():
 
     def attend(which):
         output = torch.empty_like(query[which])
-        return DecodeAttention()(
+        return PagedAttention().decode(
             query[which], output, keys, values, table, rows[which], lengths[which], enable_gqa=True
         )
 
@@ -55,8 +55,8 @@ def test_a_token_of_a_prompt_is_what_it_would_be_decoded_whatever_is_cached(cach
     grouped = {"enable_gqa": key_value_heads != HEADS}
     read, decoded = torch.empty_like(query), torch.empty_like(query)
     counts = lengths - cached
-    PrefillAttention()(
+    PagedAttention().extend(
         query, read, keys, values, table, torch.arange(3), lengths, lengths - counts, counts, causal=True, **grouped
     )
-    DecodeAttention()(query, decoded, keys, values, table, rows, torch.cat(places) + 1, **grouped)
+    PagedAttention().decode(query, decoded, keys, values, table, rows, torch.cat(places) + 1, **grouped)
     assert torch.equal(read, decoded)

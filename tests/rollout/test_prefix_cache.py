@@ -60,20 +60,22 @@ def test_turns_find_what_was_before_and_their_tokens_are_those_without_a_cache(d
         text += alone.token_ids + tuple(numbers.randrange(256) for _ in range(8))
 
 
-def test_samples_of_a_group_compute_their_prompt_once(dense_pool):
+@pytest.mark.parametrize(("prompt_tokens", "samples"), [(151, 6), (41, 8)])  # by a request of its own, and held back
+def test_samples_of_a_group_compute_their_prompt_once(dense_pool, prompt_tokens, samples):
     forget_all(dense_pool)
-    prompt = tuple(random.Random(1).randrange(256) for _ in range(150))
+    prompt = tuple(random.Random(1).randrange(256) for _ in range(prompt_tokens - 1))
     sampling = SamplingParameters(12, ignore_eos=True)
     groups = [
         GenerateRequest(f"{name}{index}", (ord(name), *prompt), sampling, index, group_id=name)
         for name in "ab"
-        for index in range(6)
+        for index in range(samples)
     ]
     together = generate(dense_pool, groups)
     for name in "ab":
         of_group = [one for one in together if one.request_id.startswith(name)]
         assert len({one.engine for one in of_group}) == 1
-        assert sum(one.prompt_tokens - one.cached_tokens for one in of_group) == 151 + 5  # and each its last token
+        computed = sum(one.prompt_tokens - one.cached_tokens for one in of_group)
+        assert computed == prompt_tokens + samples - 1  # and each its last token
     forget_all(dense_pool)
     alone = [generate(dense_pool, [replace(request, group_id="")])[0] for request in groups[::5]]
     assert answers(alone).items() <= answers(together).items()
