@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+_SHORT_MULTIPLE, _SHORT_POSITIONS = 16, 128
 _POSITIONS_MULTIPLE = 32
+"""What lengths are padded to: of short ones padding would be a large part, long ones would be many small batches."""
+
 _PADDING_SLOT = 0  # SGLang keeps it free for writes that nobody reads
 _ROOM_BYTES = 4 * 2**20
 
@@ -182,7 +185,7 @@ class _Requests:
         for request, (prefix, length) in enumerate(zip(self.prefixes, self.lengths, strict=True)):
             start = prefix
             while start < length:
-                positions = -(-(start + 1) // _POSITIONS_MULTIPLE) * _POSITIONS_MULTIPLE
+                positions = _padded(start + 1)
                 tokens = min(positions, length) - start
                 blocks[positions, tokens].append((request, row, start))
                 row, start = row + tokens, start + tokens
@@ -204,6 +207,11 @@ class _Rooms:
         gathered = room[:elements].view(slots.numel(), *cache.shape[1:])
         torch.index_select(cache, 0, slots.flatten(), out=gathered)
         return gathered.view(*slots.shape, *cache.shape[1:]).transpose(1, 2)
+
+
+def _padded(length: int) -> int:
+    multiple = _SHORT_MULTIPLE if length <= _SHORT_POSITIONS else _POSITIONS_MULTIPLE
+    return -(-length // multiple) * multiple
 
 
 def _as_slice(rows: torch.Tensor) -> slice | torch.Tensor:

@@ -60,3 +60,24 @@ def test_a_token_of_a_prompt_is_what_it_would_be_decoded_whatever_is_cached(cach
     )
     PagedAttention().decode(query, decoded, keys, values, table, rows, torch.cat(places) + 1, **grouped)
     assert torch.equal(read, decoded)
+
+
+def test_layers_of_a_pass_share_what_is_worked_out_and_the_next_pass_does_not():
+    torch.manual_seed(0)
+    positions = 256
+    table = 1 + torch.randperm(40 * positions).view(40, positions).int()
+    layers = torch.randn(3, 2, 40 * positions + 1, KEY_VALUE_HEADS, CHANNELS)
+    kept = PagedAttention()
+    for rows in (torch.randperm(40)[:20], torch.randperm(40)[:33]):
+        lengths = torch.randint(1, positions + 1, (len(rows),))
+        query = torch.randn(len(rows), HEADS, CHANNELS)
+        kept.begin_pass()
+        for keys, values in layers:
+            arguments = (keys, values, table, rows, lengths)
+            fresh = PagedAttention().decode(query, torch.empty_like(query), *arguments, enable_gqa=True)
+            assert torch.equal(kept.decode(query, torch.empty_like(query), *arguments, enable_gqa=True), fresh)
+            one = slice(7, 8)
+            alone = PagedAttention().decode(
+                query[one], torch.empty_like(query[one]), keys, values, table, rows[one], lengths[one], enable_gqa=True
+            )
+            assert torch.equal(fresh[one], alone)
