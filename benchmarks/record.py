@@ -208,6 +208,10 @@ BENCHMARKS = {
         "Demos of several turns as they stand",
         "As above: two agents, programs that are repaired in the sandbox, a search tool.",
     ),
+    "demo_whole_gsm8k": (
+        "The demo of GSM8K as it stands",
+        "As above: rows that are read, and a policy of random weights, which meets an answer by chance.",
+    ),
     "demo_runs": ("Every demo, small", "Two small iterations of each; a demo that fails is told."),
     "driver_scale": (
         "The driver at 4,096 GPUs",
@@ -342,6 +346,7 @@ ARGUMENTS = {
     "trl_step_continuous": ("trl_step", "--paths", "continuous"),
     "demo_whole": ("demo_runs", "--whole"),
     "demo_whole_turns": ("demo_runs", "--whole", "signals", "repair", "search"),
+    "demo_whole_gsm8k": ("demo_runs", "--whole", "gsm8k"),
     "lora_learning_hybrid": ("lora_learning", "--demo", "hybrid"),
 }
 """Of records that are one more way to run a benchmark: its name, and its arguments."""

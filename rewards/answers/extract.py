@@ -113,14 +113,14 @@ def last_number(text: str) -> str | None:
     """The last number, with its sign, thousands separators and percent sign."""
     last = None
     for match in _NUMBER.finditer(text[-_PHRASE_WINDOW_CHARACTERS:]):
-        last = match.group()
+        last = match.group().strip()
     return last
 
 
 def first_number(text: str) -> str | None:
     """The first number, as `last_number`."""
     match = _NUMBER.search(text)
-    return match.group() if match else None
+    return match.group().strip() if match else None
 
 
 def first_sentence(text: str) -> str:

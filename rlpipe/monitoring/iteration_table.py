@@ -26,7 +26,7 @@ class _Column:
 
     @property
     def width(self) -> int:
-        return max(len(self.header), int(self.style.split(".")[0].rstrip(",")))
+        return max(len(self.header), int(self.style.split(".")[0].strip("z,")))
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
         if self.unless is not None and _value(self.unless, metrics) is not None:
@@ -47,7 +47,7 @@ _COLUMNS = (
     _Column("held-out", "eval/{dataset}/accuracy", "8.1%", 1),
     _Column("held-out", "eval/{dataset}/reward_mean", "8.3f", 1, unless="eval/{dataset}/accuracy"),
     _Column("tokens", "rollout/response_tokens_mean", "7,.0f", 6),
-    _Column("loss", "train/loss", "8.4f", 5),
+    _Column("loss", "train/loss", "z8.4f", 5),
     _Column("grad norm", "train/gradient_norm", "9.3f", 7),
     _Column("mean gap", "mismatch/logprob_abs_mean", "8.1e", 12),
     _Column("rollout s", "time/rollout_seconds", "9.2f", 8),

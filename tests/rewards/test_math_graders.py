@@ -137,6 +137,11 @@ def test_gsm8k(response: str, label: str, score: float) -> None:
     assert rewards.grade("gsm8k", response, label).score == score
 
 
+@pytest.mark.parametrize(("response", "found"), [("is 7", "7"), ("\x0c-7!", "-7"), ("The answer is\n 7 ", "7")])
+def test_a_number_in_free_text_is_told_without_the_space_around_it(response: str, found: str) -> None:
+    assert rewards.grade("gsm8k", response, "8").reason == f"free text: {found!r} is not '8'"
+
+
 def test_gsm8k_strict_wants_the_hashes() -> None:
     assert rewards.grade("gsm8k", "The answer is 7.", "7", strict=True).score == 0.0
     assert rewards.grade("gsm8k", "#### 7", "7", strict=True).score == 1.0

@@ -47,6 +47,13 @@ def test_a_header_returns_when_a_column_comes_and_none_is_there_for_what_is_neve
     assert row.endswith("42 s")  # seven steps of six seconds
 
 
+def test_a_loss_of_rounding_alone_has_no_sign():
+    header, row = IterationTable(10).lines(1, {"train/loss": -1.3e-8}, None)
+    assert header is not None and len(header) == len(row)
+    assert row.split()[1] == "0.0000"
+    assert IterationTable(10).lines(1, {"train/loss": -0.125}, None)[1].split()[1] == "-0.1250"
+
+
 def test_progress_tells_tokens_speed_and_time_left():
     console, written = _console(terminal=True, width=160)
     with console.phase(3, "rollout"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlpipe.monitoring.json_lines import append_json_line, drop_rows_from, read_json_lines
 from rlpipe.monitoring.metric_dictionary import METRICS
 from rlpipe.monitoring.report import write_report
+from rlpipe.monitoring.report.figure import draw
 from rlpipe.monitoring.report.history import read_history
 from rlpipe.monitoring.report.table import performance_table
 from rlpipe.monitoring.run_directory import RunDirectory
@@ -39,6 +40,19 @@ def _run(folder):
         sample = {"iteration": iteration, "prompt": "<b>2+2</b>", "response": "5", "label": "4", "reward": 0.0}
         append_json_line(directory.samples, sample)
     return directory
+
+
+def test_no_legend_lies_on_the_figures_of_a_run_that_meets_nothing(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.config.write_text("run: {name: x}\n")
+    for iteration in range(3):
+        row = {"iteration": iteration, "rollout/accuracy": 0.0, "eval/held_out/accuracy": 0.0}
+        append_json_line(directory.metrics, row)
+    figure = draw(read_history(tmp_path))
+    figure.draw_without_rendering()
+    quality = figure.axes[1]
+    told = [text.get_window_extent() for text in quality.texts]
+    assert len(told) == 2 and quality.get_legend().get_window_extent().count_overlaps(told) == 0
 
 
 def test_the_report_shows_accuracy_phases_and_escaped_samples(tmp_path):

@@ -34,7 +34,7 @@ def _draw_rewards(axes: Axes, history: History) -> None:
     )
     axes.plot(iterations, means, color=color, marker=".", label="mean")
     axes.set_title("reward of sampled responses")
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
 
 
 def _draw_held_out(axes: Axes, history: History) -> None:
@@ -56,7 +56,7 @@ def _draw_held_out(axes: Axes, history: History) -> None:
     else:
         axes.set_title("held-out reward")
     if axes.lines:  # neither evaluation nor a grader that tells right from wrong: nothing to name
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
 
 
 def _draw_phases(axes: Axes, history: History) -> None:
