@@ -361,6 +361,7 @@ SUITES = {
     "gpu_chaos": "python -m pytest -s tests/gpu/test_chaos_gpu.py",
     "planted_defects": "python tests/planted/score.py",
     "chaos": "bash scripts/chaos.sh",
+    "slurm_tests": "python -m pytest -v tests/launch/test_slurm.py tests/launch/test_several_hosts.py",
     "image_steps": "bash docker/build_without_registry.sh",
 }
 """Suites that cards name. Of what they print the end is kept, which holds their summary."""
