@@ -362,7 +362,7 @@ SUITES = {
     "planted_defects": "python tests/planted/score.py",
     "chaos": "bash scripts/chaos.sh",
     "slurm_tests": "python -m pytest -v tests/launch/test_slurm.py tests/launch/test_several_hosts.py",
-    "image_steps": "bash docker/build_without_registry.sh",
+    "image_steps": "bash docker/build_without_registry.sh train configs/demo/arithmetic.yaml run.iterations=2",
 }
 """Suites that cards name. Of what they print the end is kept, which holds their summary."""
 
