@@ -81,7 +81,7 @@ def compute_advantages(
     graded = SampleTable.of(samples)
     if graded.failed.any():
         graded = SampleTable.of([sample for sample in samples if sample.status is not Status.FAILED])
-    usable = by_episode(graded)
+    usable = by_episode(graded) if graded.of_episodes.any() else list(zip(graded, strict=True))
     if not usable:
         raise DataError(f"no sample of {len(samples)} can be trained: all failed")
     if len(usable) < len(graded):

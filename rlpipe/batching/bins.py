@@ -98,13 +98,14 @@ def level_fit(sizes: NDArray[np.int64], costs: NDArray[np.float64], capacity: in
     aside = _OpenBins(capacity)
     for item in np.lexsort((-sizes, -costs)).tolist():
         size = values[item]
-        while heap and room[heap[0][1]] < size:
-            _, number = heapq.heappop(heap)
-            aside.push(room[number], number)
-        if heap:
+        while heap:
             cost, number = heap[0]
-            heapq.heapreplace(heap, (cost + prices[item], number))
-            room[number] -= size
+            if room[number] >= size:
+                heapq.heapreplace(heap, (cost + prices[item], number))
+                room[number] -= size
+                break
+            heapq.heappop(heap)
+            aside.push(room[number], number)
         else:
             place = aside.pop_tightest(size)
             if place is None:
@@ -114,6 +115,28 @@ def level_fit(sizes: NDArray[np.int64], costs: NDArray[np.float64], capacity: in
             aside.push(room[number], number)
         bins[number].append(item)
     return bins
+
+
+def deal(sizes: NDArray[np.int64], costs: NDArray[np.float64], count: int) -> list[NDArray[np.int64]]:
+    """The bins of `level_fit` where there is room for everything, as int64 arrays in the order of placement.
+
+    A heap takes an operation for each item. Here all bins up to the first that would be passed by one that has just got
+    an item take theirs at once: as long as costs fall slowly, nearly all of them.
+    """
+    order = np.lexsort((-sizes, -costs))
+    prices, owners = costs[order], np.empty(len(order), np.int64)
+    loads, numbers = np.zeros(count), np.arange(count)
+    begin = 0
+    while begin < len(order):
+        grown = loads[: len(order) - begin] + prices[begin : begin + count]
+        passed = np.minimum.accumulate(grown)[:-1] <= loads[1 : len(grown)]
+        taken = int(passed.argmax()) + 1 if passed.any() else len(grown)
+        owners[begin : begin + taken] = numbers[:taken]
+        loads[:taken] = grown[:taken]
+        cheapest_first = np.lexsort((numbers, loads))
+        loads, numbers, begin = loads[cheapest_first], numbers[cheapest_first], begin + taken
+    ends = np.cumsum(np.bincount(owners, minlength=count))
+    return np.split(order[np.argsort(owners, kind="stable")], ends[:-1])
 
 
 def split_to_count(bins: Bins, costs: NDArray[np.float64], count: int) -> Bins:

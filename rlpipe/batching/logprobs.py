@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlpipe.batching.compact_pack import RankPacks
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.pack import PackFrame
 from rlpipe.shared.sample import Sample
@@ -49,7 +50,7 @@ def attach_logprobs(
             pack = replace(pack, ref_logprobs=_laid_out(pack, reference))
         return pack
 
-    return [[[attach(pack) for pack in step] for step in rank] for rank in packs]
+    return [[RankPacks(map(attach, step)) for step in rank] for rank in packs]
 
 
 def response_logprobs(sample: Sample, values: NDArray[np.float32]) -> NDArray[np.float32]:

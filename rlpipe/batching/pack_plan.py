@@ -1,13 +1,13 @@
 """Which sequences go into which pack of which data-parallel rank. Works on lengths alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.batching.balance import by_falling_cost, spread_packs, trade_sequences
-from rlpipe.batching.bins import Bins, best_fit_decreasing, level_fit, split_to_count
+from rlpipe.batching.bins import Bins, best_fit_decreasing, deal, level_fit, split_to_count
 from rlpipe.batching.limits import PackLimits
 from rlpipe.flops import sequence_cost
 from rlpipe.model.model_reader import describe_model
@@ -88,9 +88,8 @@ def _fewest_packs(sequences: _Sequences, ranks: int, count_multiple: int) -> lis
     def slots_for(packs: int) -> int:
         return max(1, -(-packs // (ranks * count_multiple))) * count_multiple
 
-    tokens = int(sequences.sizes.sum())
-    least = slots_for(-(-tokens // sequences.capacity))
-    shares = level_fit(sequences.sizes, sequences.costs, tokens, ranks) if ranks > 1 else None
+    least = slots_for(-(-int(sequences.sizes.sum()) // sequences.capacity))
+    shares = deal(sequences.sizes, sequences.costs, ranks) if ranks > 1 else None
     if shares and (planned := _pack_shares(sequences, shares, least)):
         return planned
     tight = best_fit_decreasing(sequences.sizes, sequences.capacity)
@@ -102,24 +101,26 @@ def _fewest_packs(sequences: _Sequences, ranks: int, count_multiple: int) -> lis
     return trade_sequences(planned, sequences.sizes, sequences.costs, sequences.capacity)
 
 
-def _pack_shares(sequences: _Sequences, shares: Bins, slots: int) -> list[Bins] | None:
+def _pack_shares(sequences: _Sequences, shares: Sequence[NDArray[np.int64]], slots: int) -> list[Bins] | None:
     """Pack the share of each rank; None where one needs more than `slots` packs.
 
     Shares of even cost are the evenest plan, because single sequences were dealt, but they need some room.
     """
     planned = []
-    for share in shares:
-        items = np.array(share, dtype=np.int64)
+    for items in shares:
         sizes, costs = sequences.sizes[items], sequences.costs[items]
         if int(sizes.sum()) > slots * sequences.capacity:
             return None
         tight = int(sizes.sum()) > LEVEL_FILL_SHARE * slots * sequences.capacity
-        packs = None if tight else level_fit(sizes, costs, sequences.capacity, slots)
+        packs = [list(range(len(items)))] if slots == 1 else None
+        if packs is None and not tight:
+            packs = level_fit(sizes, costs, sequences.capacity, slots)
         if packs is None:
             packs = best_fit_decreasing(sizes, sequences.capacity)
             if len(packs) > slots:
                 return None
         packs = by_falling_cost(packs, costs) + [[] for _ in range(slots - len(packs))]
+        share = items.tolist()
         planned.append([[share[item] for item in pack] for pack in packs])
     return planned
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlpipe.batching.compact_pack import RankPacks
 from rlpipe.batching.logprobs import spans
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.expert_routes import Routes, RouteShape, first_experts
@@ -52,4 +53,4 @@ def attach_routes(
             whole[start : start + length] = routes[sample_id]
         return replace(pack, routes=whole)
 
-    return [[[attach(pack) for pack in step] for step in rank] for rank in packs]
+    return [[RankPacks(map(attach, step)) for step in rank] for rank in packs]

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.batching.aggregation import Aggregation, sequence_weights
 from rlpipe.batching.build_pack import build_pack
-from rlpipe.batching.compact_pack import SamplePacker
+from rlpipe.batching.compact_pack import RankPacks, SamplePacker
 from rlpipe.batching.limits import PackLimits
 from rlpipe.batching.pack_plan import CostModel, PackPlan, plan_packs, proportional_cost
 from rlpipe.batching.pack_report import PackReport, report_on
@@ -92,8 +92,12 @@ def pack_sequences(
         np.array([sequence.trained_tokens for sequence in sequences], np.int64),
     )
 
-    def lay(indices: Sequence[int], weights: Sequence[float]) -> Pack:
-        return build_pack([sequences[index] for index in indices], weights, limits)
+    def lay(indices: _Numbers, weights: NDArray[np.float64], counts: _Numbers) -> Iterator[Pack]:
+        begin = 0
+        for end in np.cumsum(counts).tolist():
+            chosen = [sequences[index] for index in indices[begin:end].tolist()]
+            yield build_pack(chosen, weights[begin:end].tolist(), limits)
+            begin = end
 
     return _packed(
         batch,
@@ -145,16 +149,15 @@ class _Batch:
             raise DataError(f"sample id {twice} occurs twice in one batch: ids must be unique")
 
 
-_Lay = Callable[[Sequence[int], Sequence[float]], PackFrame]
-"""The pack of sequences of a batch, from their indices and the weights of their tokens."""
+_Lay = Callable[[_Numbers, NDArray[np.float64], _Numbers], Iterator[PackFrame]]
+"""Packs of sequences of a batch, from their indices, the weights of their tokens, and how many are in each pack."""
 
 
 def _of_samples(samples: Sequence[Sample], limits: PackLimits) -> tuple[_Batch, _Lay]:
     table = SampleTable.of(samples)
     packer = SamplePacker(table, limits)
     episodes = partial(numbered, (sample.episode for sample in table.samples))
-    lengths = table.prompt_tokens + table.response_tokens
-    return _Batch(packer.ids, table.groups, episodes, lengths, table.trained_tokens), packer.pack
+    return _Batch(packer.ids, table.groups, episodes, packer.lengths_tokens, table.trained_tokens), packer.packs
 
 
 def _packed(
@@ -180,9 +183,10 @@ def _packed(
             batch.trained_tokens[step], batch.groups[step], aggregation, norm_tokens, episodes[step]
         )
         members = np.fromiter(chain.from_iterable(chain.from_iterable(plan.ranks)), np.int64)
-        indices, token_weights = iter(step[members].tolist()), iter(weights[members].tolist())
+        counts = np.array([len(pack) for packs in plan.ranks for pack in packs])
+        laid = lay(step[members], weights[members], counts[counts > 0])
         for rank, packs in zip(ranks, plan.ranks, strict=True):
-            rank.append([_lay(len(pack), indices, token_weights, lay, limits) for pack in packs])
+            rank.append(RankPacks(next(laid) if pack else dummy_pack(limits.pack_multiple) for pack in packs))
     trained = int(batch.trained_tokens[kept].sum())
     report = report_on(plans, limits, cost, trained, [batch.ids[index] for index in oversize])
     return TrainingPacks(ranks, report, tuple(lengths for _, lengths in plans))
@@ -205,12 +209,3 @@ def _steps(kept: NDArray[np.int64], groups: NDArray[np.int64], updates: int) -> 
     count = len(begins) - 1
     ends = begins[np.linspace(0, count, min(updates, count) + 1).astype(int)]
     return [kept[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
-
-
-def _lay(
-    count: int, indices: Iterator[int], token_weights: Iterator[float], lay: _Lay, limits: PackLimits
-) -> PackFrame:
-    """Of the next `count` sequences."""
-    if not count:
-        return dummy_pack(limits.pack_multiple)
-    return lay(list(islice(indices, count)), list(islice(token_weights, count)))

@@ -119,12 +119,12 @@ class ActorLayout:
 
     def _problem_of(self, pack: PackFrame) -> str:
         """Empty where there is none."""
-        ends = pack.cu_seqlens_padded
-        if any([end % self.sequence_multiple for end in ends]):
-            uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % self.sequence_multiple]
+        ends, multiple = pack.cu_seqlens_padded, self.sequence_multiple
+        if any([end % multiple for end in ends]):
+            uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % multiple]
             return (
                 f"has a sequence of {uneven[0]} padded tokens, not a multiple of ActorLayout.sequence_multiple = "
-                f"{self.sequence_multiple}: pad sequences to it"
+                f"{multiple}: pad sequences to it"
             )
         if not ends[-1] or ends[-1] % self.pack_multiple:
             return (

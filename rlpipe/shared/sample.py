@@ -141,7 +141,7 @@ Episode = tuple[Sample, ...]
 def by_episode(samples: Sequence[Sample]) -> list[Episode]:
     """The episodes of `samples`, in the order in which they first appear."""
     if not any(sample.episode_id for sample in samples):
-        return [(sample,) for sample in samples]
+        return list(zip(samples, strict=True))
     episodes: dict[str, list[Sample]] = {}
     for sample in samples:
         episodes.setdefault(sample.episode, []).append(sample)

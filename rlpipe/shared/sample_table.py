@@ -65,7 +65,8 @@ class SampleTable(Sequence[Sample]):
     any. content: what packs take of them. scores: float64 [n], NaN without a reward. groups: int64 [n], numbers in the
     order of their first appearance.
     prompt_tokens, response_tokens, trained_tokens: int64 [n]. failed: bool [n], by status. uneven: bool [n], without a
-    prompt or with another number of mask entries or log-probabilities than of response tokens.
+    prompt or with another number of mask entries or log-probabilities than of response tokens. of_episodes: bool [n],
+    those whose episode has a name, so that it may have other branches.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SampleTable(Sequence[Sample]):
         content: Content,
         advantages: Sequence[Advantage] | None = None,
     ) -> None:
-        """columns: int64 [n, 6], what the properties say, in their order."""
+        """columns: int64 [n, 7], what the properties say, in their order."""
         self.samples, self.scores, self.content = samples, scores, content
         self._columns, self._advantages = columns, advantages
 
@@ -85,9 +86,9 @@ class SampleTable(Sequence[Sample]):
         """`samples` itself where it is one already."""
         if isinstance(samples, SampleTable):
             return samples
-        columns = np.empty((len(samples), 6), np.int64)
+        columns = np.empty((len(samples), 7), np.int64)
         columns[:, 0] = numbered(sample.group_id for sample in samples)
-        columns[:, 1:] = np.array([_row(sample) for sample in samples]).reshape(-1, 5)
+        columns[:, 1:] = np.array([_row(sample) for sample in samples]).reshape(-1, 6)
         scores = np.array([_score(sample) for sample in samples], np.float64)
         return cls(samples, columns, scores, Content.of(samples))
 
@@ -146,6 +147,10 @@ class SampleTable(Sequence[Sample]):
     def uneven(self) -> NDArray[np.bool_]:
         return self._columns[:, 5].astype(np.bool_)
 
+    @property
+    def of_episodes(self) -> NDArray[np.bool_]:
+        return self._columns[:, 6].astype(np.bool_)
+
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -171,10 +176,10 @@ def numbered(names: Iterable[str]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
-def _row(sample: Sample) -> tuple[int, int, int, bool, bool]:
+def _row(sample: Sample) -> tuple[int, int, int, bool, bool, bool]:
     prompt, response = len(sample.prompt.token_ids), len(sample.response_ids)
     even = prompt > 0 and response == len(sample.loss_mask) == len(sample.rollout_logprobs)
-    return prompt, response, sample.trained_tokens, sample.status is Status.FAILED, not even
+    return prompt, response, sample.trained_tokens, sample.status is Status.FAILED, not even, bool(sample.episode_id)
 
 
 def memory(values: Any, dtype: type[np.generic]) -> Memory:

@@ -109,8 +109,8 @@ _PACKS = [
     Defect(
         "loss weights with the denominator of the pack",
         "rlpipe/batching/training_packs.py",
-        "return lay(list(islice(indices, count)), list(islice(token_weights, count)))",
-        "return lay(list(islice(indices, count)), [weight / count for weight in islice(token_weights, count)])",
+        "laid = lay(step[members], weights[members], counts[counts > 0])",
+        "laid = lay(step[members], weights[members] / np.repeat(counts, counts), counts[counts > 0])",
         "rlpipe/test_batching_packs.py::test_every_sample_once_within_budget_and_equal_counts",
     ),
     Defect(

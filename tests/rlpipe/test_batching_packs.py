@@ -254,6 +254,31 @@ def flat(packed: TrainingPacks) -> list[Pack]:
     return [pack.laid_out() for rank in packed.ranks for step in rank for pack in step]
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 40])
+def test_packs_arrive_as_they_were_whether_a_rank_s_or_one_is_sent(ranks):
+    samples = []
+    for index in range(30):
+        tokens = 1 + index * 7 % 30
+        mask = [int(place % 3 > 0) for place in range(tokens)] if index % 4 == 0 else None
+        samples.append(sample_of(str(index), f"g{index % 4}", 1 + index % 5, tokens, advantage=index / 7, mask=mask))
+    packed = pack_for_training(
+        samples, PackLimits(96, 4, 12), data_parallel=ranks, aggregation="token_mean", norm_tokens=1, updates=2
+    )
+    old = {one.sample_id: np.arange(one.total_tokens, dtype=np.float32) for one in samples}
+    ranks_packs = attach_logprobs(packed.ranks, old=old)
+    assert (ranks == 40) == any(not pack.sample_ids for rank in ranks_packs for step in rank for pack in step)
+    for rank in ranks_packs:
+        arrays: list[pickle.PickleBuffer] = []
+        sent = pickle.dumps(rank, protocol=5, buffer_callback=arrays.append)
+        for step, received in zip(rank, pickle.loads(sent, buffers=arrays), strict=True):
+            alone = [pickle.loads(pickle.dumps(pack, protocol=5)) for pack in step]
+            for own, *others in zip(step, received, alone, strict=True):
+                for name, value in vars(own.laid_out()).items():
+                    for other in others:
+                        np.testing.assert_array_equal(getattr(other.laid_out(), name), value)
+                        assert other.sample_ids == own.sample_ids and other.lengths_tokens == own.lengths_tokens
+
+
 def test_what_ranks_are_sent_is_eight_bytes_a_token():
     sample = sample_of("0", "a", 1, 20_000).changed(response_ids=TokenIds.filled(7, 20_000))
     packed = pack_for_training([sample], PackLimits(32_768), data_parallel=1, aggregation="token_mean", norm_tokens=1)

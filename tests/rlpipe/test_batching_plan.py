@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpipe.batching import PackLimits, advise_budget, cost_per_length, plan_packs, report_on
-from rlpipe.batching.bins import best_fit_decreasing, level_fit, split_to_count
+from rlpipe.batching.bins import best_fit_decreasing, deal, level_fit, split_to_count
 from rlpipe.shared.errors import ConfigError
 
 sizes_within_50 = st.lists(st.integers(1, 50), min_size=1, max_size=80).map(np.array)
@@ -55,6 +55,21 @@ def test_level_fit_keeps_the_capacity_or_gives_up(sizes, capacity, count):
         assert len(bins) == count
         assert sorted(item for items in bins for item in items) == list(range(len(sizes)))
         assert all(sizes[items].sum() <= capacity for items in bins)
+
+
+@given(
+    sizes=st.one_of(sizes_within_50, st.lists(st.sampled_from([1, 2, 50]), min_size=1).map(np.array)),
+    count=st.integers(1, 40),
+)
+def test_dealing_is_the_level_fit_of_bins_with_room_for_everything(sizes, count):
+    dealt = deal(sizes, quadratic(sizes), count)
+    assert [items.tolist() for items in dealt] == level_fit(sizes, quadratic(sizes), int(sizes.sum()), count)
+
+
+@pytest.mark.parametrize(("count", "items"), [(4, [[0], [1], [2], []]), (2, [[0], [1, 2]]), (1, [[0, 1, 2]])])
+def test_dealing_by_hand(count, items):
+    sizes = np.array([9, 5, 3])
+    assert [one.tolist() for one in deal(sizes, sizes.astype(float), count)] == items
 
 
 @given(sizes=sizes_within_50, more=st.integers(0, 100))

@@ -16,7 +16,7 @@ from rlpipe.shared.number_arrays import Logprobs, LossMask, TokenIds
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.sample_table import SampleTable
 
-COLUMNS = ("groups", "prompt_tokens", "response_tokens", "trained_tokens", "failed", "uneven", "scores")
+COLUMNS = ("groups", "prompt_tokens", "response_tokens", "trained_tokens", "failed", "uneven", "of_episodes", "scores")
 
 
 def sample_of(number: int, group: str, score: float, tokens: int = 3, failed: bool = False, masked: int = 0) -> Sample:
@@ -83,10 +83,11 @@ def test_samples_with_a_prompt_in_common_have_its_memory_in_common():
 def test_columns_by_hand():
     without = sample_of(2, "a", 0.0, tokens=4, masked=3).changed(reward=None)
     short = sample_of(1, "b", 1.0, failed=True).changed(rollout_logprobs=Logprobs((-1.0,)))
-    table = SampleTable.of([sample_of(0, "a", 0.5), short, without])
+    table = SampleTable.of([sample_of(0, "a", 0.5), short, without.changed(episode_id="e")])
     assert table.groups.tolist() == [0, 1, 0] and table.prompt_tokens.tolist() == [2, 2, 2]
     assert table.response_tokens.tolist() == [3, 3, 4] and table.trained_tokens.tolist() == [3, 3, 1]
     assert table.failed.tolist() == [False, True, False] == table.uneven.tolist()
+    assert table.of_episodes.tolist() == [False, False, True]
     assert table.scores.tolist()[:2] == [0.5, 1.0] and math.isnan(table.scores[2])
 
 
