@@ -103,9 +103,10 @@ class ActorLayout:
                 f"{what}: data-parallel ranks have {counts} packs; every rank needs the same number, at least one: "
                 "fill short ranks with rlpipe.shared.pack.dummy_pack(ActorLayout.pack_multiple)"
             )
+        multiples = self.sequence_multiple, self.pack_multiple  # looked for once, not for each of many packs
         for data_rank, packs in enumerate(packs_by_data_rank):
             for index, pack in enumerate(packs):
-                if problem := self._problem_of(pack):
+                if problem := _problem_of(pack, *multiples):
                     raise ActorError(f"{what}: pack {index} of data-parallel rank {data_rank} {problem}")
 
     def check_reference(self, packs: Sequence[PackFrame], what: str) -> None:
@@ -117,18 +118,19 @@ class ActorLayout:
                     "none: run ActorGroup.logprobs with which='reference' first"
                 )
 
-    def _problem_of(self, pack: PackFrame) -> str:
-        """Empty where there is none."""
-        ends, multiple = pack.cu_seqlens_padded, self.sequence_multiple
-        if any([end % multiple for end in ends]):
-            uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % multiple]
-            return (
-                f"has a sequence of {uneven[0]} padded tokens, not a multiple of ActorLayout.sequence_multiple = "
-                f"{multiple}: pad sequences to it"
-            )
-        if not ends[-1] or ends[-1] % self.pack_multiple:
-            return (
-                f"has {ends[-1]} padded tokens, not a positive multiple of ActorLayout.pack_multiple = "
-                f"{self.pack_multiple}: lengthen its last sequence"
-            )
-        return ""
+
+def _problem_of(pack: PackFrame, sequence_multiple: int, pack_multiple: int) -> str:
+    """Empty where there is none."""
+    ends = pack.cu_seqlens_padded
+    if any([end % sequence_multiple for end in ends]):
+        uneven = [b - a for a, b in zip(ends, ends[1:], strict=False) if (b - a) % sequence_multiple]
+        return (
+            f"has a sequence of {uneven[0]} padded tokens, not a multiple of ActorLayout.sequence_multiple = "
+            f"{sequence_multiple}: pad sequences to it"
+        )
+    if not ends[-1] or ends[-1] % pack_multiple:
+        return (
+            f"has {ends[-1]} padded tokens, not a positive multiple of ActorLayout.pack_multiple = "
+            f"{pack_multiple}: lengthen its last sequence"
+        )
+    return ""
