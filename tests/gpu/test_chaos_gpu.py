@@ -25,11 +25,22 @@ SETTINGS = (
     "jit.warm_up=off",
     "checkpoint.interval_iterations=0",
 )
+DRAFTS = (
+    "actor.train_mtp=true",
+    "prepare.policy.architecture=qwen3_5_moe",
+    "prepare.policy.prediction_layer=true",
+    "prepare.policy.layers=4",
+    "prepare.policy.head_dim=64",
+    "rollout.engine.draft.method=mtp",
+    "rollout.engine.draft.steps=2",
+)
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_an_engine_that_shares_a_gpu_with_the_actor_comes_back(tmp_path):
-    run = disturbed_run(tmp_path, [_strike("scheduler")], *SETTINGS, "ray.colocate=true", seconds=SECONDS)
+@pytest.mark.parametrize("more", [(), DRAFTS], ids=["plain", "drafts"])
+def test_an_engine_that_shares_a_gpu_with_the_actor_comes_back(tmp_path, more):
+    settings = (*SETTINGS, "ray.colocate=true", *more)
+    run = disturbed_run(tmp_path, [_strike("scheduler")], *settings, seconds=SECONDS)
     assert_came_back(run)
     assert all(row["time/sleep_wake_seconds"] > 1e-3 for row in run.rows[1:]), run.evidence
 
