@@ -100,6 +100,22 @@ def test_the_order_of_requests_changes_no_answer_and_prompts_that_recur_are_know
 
 
 @pytest.mark.slow
+def test_responses_that_moved_are_trained_as_the_engines_sampled_them(tmp_path):
+    """Two engines that begin all of an iteration's responses at once, of which some become far longer than others."""
+    settings = [*_NO_EXTRAS, "run.iterations=8", "rollout.engines=2", "rollout.engine.max_running_requests=32"]
+    settings += ["rollout.generate.function=tests.rlpipe.long_tail:write_drawn_length", "warm_start=null"]
+    settings += ["rollout.generate.options={median: 60, sigma: 1.5}", "rollout.max_response_tokens=512"]
+    settings += ["rollout.engine.deterministic=false", "rollout.sampling.ignore_eos=true", "rollout.migration=true"]
+    settings += ["prepare.arithmetic.train_problems=16", f"prepare.directory={tmp_path}/rows"]
+    run_command("train", *run_arguments(tmp_path, *settings))
+    rows = metric_rows(tmp_path / "small")[-8:]
+    assert rows[0]["rollout/responses_moved_count"] == 0  # nothing is known of the engines' pace yet
+    moved = [row for row in rows if row["rollout/responses_moved_count"]]
+    assert moved and all(row["rollout/moved_tokens"] > 0 for row in moved)
+    assert all(row["rollout/samples_count"] == 32 and row["mismatch/logprob_abs_mean"] < 1e-5 for row in rows)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rollout.mode=sync", "rollout.mode=async"])
 def test_an_agent_s_episodes_are_trained_on_the_tokens_that_the_engine_sampled(tmp_path, mode):
     agent = ["rollout.generate.function=agent", "rollout.generate.agent.run=rlpipe.agents.example_agent:asks_twice"]

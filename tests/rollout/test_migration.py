@@ -92,7 +92,8 @@ def test_a_request_goes_where_it_is_to_move_and_elsewhere_if_that_is_lost():
 
 
 class _Engine:
-    """Writes a token in a turn of the loop for each that it has, as many turns as it has requests for each token."""
+    """Writes the tokens of its requests, 0, 1, 2 and so on, one after a while and as many as the seed says, or until a
+    request is released."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -92,16 +92,16 @@ class _Response:
 
     @property
     def rest(self) -> int:
-        return self.group.lengths.tokens[self.index] - self.group.written[self.index]
+        return self.tokens - self.group.written[self.index]
 
     def key(self, setting: Setting) -> float:
         """Smaller ones go first, as in `rollout.dispatch`."""
         if setting.known:
             return -self.rest
-        expected, written = self.group.lengths.expected, self.group.written[self.index]
         if not setting.longest_first:
             return 0.0
-        return -math.inf if expected is None else -max(expected - written, written, 1)
+        rest = expected_rest(self.group.lengths.expected, self.group.written[self.index])
+        return -math.inf if rest is None else -rest
 
 
 class _Engines:
