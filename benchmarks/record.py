@@ -63,6 +63,10 @@ BENCHMARKS = {
         "The guard of collectives with either kernel of Gated DeltaNet",
         "As above, every guard with FLA's kernels and with FlashQLA's.",
     ),
+    "whole_step_table_flashqla": (
+        "The guard of collectives with FlashQLA's kernels",
+        "As above, with FlashQLA's alone.",
+    ),
     "whole_step_flashqla": (
         "FLA's and FlashQLA's kernels in whole iterations",
         "Of Gated DeltaNet, one run of each.",
@@ -338,6 +342,7 @@ ARGUMENTS = {
     "actor_layers_flashqla": ("actor_layers", "--backend", "flashqla"),
     "whole_step_table": ("whole_step", "--table", "--gdn", "fla", *_OF_TABLE),
     "whole_step_table_kernels": ("whole_step", "--table", "--gdn", "fla,flashqla", *_OF_TABLE),
+    "whole_step_table_flashqla": ("whole_step", "--table", "--gdn", "flashqla", *_OF_TABLE),
     "whole_step_flashqla": ("whole_step", "--gdn", "fla,flashqla", "--layers", "4", "--response-tokens", "2048"),
     "whole_step_lora": ("whole_step", "--layers", "8", "--lora", "0,32", "--response-tokens", "2048"),
     "whole_step_8b": ("whole_step", "--model", "Qwen3-8B", "--response-tokens", "2048"),
