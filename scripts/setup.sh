@@ -101,7 +101,8 @@ install=(pip install -q --disable-pip-version-check)
 
 for list in "$device" ${dev:+dev}; do
   stamp=".venv/.installed-$list.txt"
-  want=$(cat "requirements/$list.txt" "requirements/hashes/$list"*.txt pyproject.toml setup.py | sha256sum)
+  # Each file by its own hash, sorted as bytes: the order of a pattern's files depends on the language of the machine.
+  want=$(sha256sum "requirements/$list.txt" "requirements/hashes/$list"*.txt pyproject.toml setup.py | LC_ALL=C sort | sha256sum)
   [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && continue
   echo "setup: installing requirements/$list.txt into .venv" >&2
   torch_version="${list}_torch_version"

@@ -1,6 +1,10 @@
 """Everything that is installed is pinned with the hashes of its files, and the set-up scripts insist on them."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -43,6 +47,27 @@ def test_the_script_installs_with_hashes() -> None:
         assert _pins(HASHES / f"{device}_torch.txt")["torch"] == f"=={version[1]}"
     installs = [line for line in text.splitlines() if re.search(r"install\[@\].* -r ", line)]
     assert installs and all("--require-hashes" in line for line in installs)
+
+
+@pytest.mark.skipif(not shutil.which("localedef"), reason="needs localedef, to make the languages of a machine")
+def test_an_environment_is_up_to_date_in_every_language(tmp_path: Path) -> None:
+    """Whose rules decide in which order a pattern's files come."""
+    for path in ("scripts", "requirements"):
+        shutil.copytree(PROJECT / path, tmp_path / path)
+    for path in ("pyproject.toml", "setup.py"):
+        shutil.copy(PROJECT / path, tmp_path)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\n')
+    (programs / "pip").chmod(0o755)
+    subprocess.run(["localedef", "-i", "en_US", "-f", "UTF-8", tmp_path / "en_US.UTF-8"], check=True)
+    for language in ("C", "en_US.UTF-8"):
+        environment = os.environ | {"LC_ALL": language, "LOCPATH": str(tmp_path)}
+        subprocess.run(["bash", "scripts/setup.sh", "cpu", "dev"], cwd=tmp_path, env=environment, check=True)
+        installed = (tmp_path / "pip.log").read_text()
+        (tmp_path / "pip.log").write_text("")
+        assert ("-r requirements/hashes/cpu.txt" in installed) == (language == "C"), (language, installed)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
