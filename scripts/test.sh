@@ -1,19 +1,14 @@
 #!/usr/bin/env bash
 # Sets up what the tests need, then lints, checks types and import directions, and runs the tests.
 #
-#   bash scripts/test.sh [--slow] [--workers N] [pytest arguments]
-#
-#   --slow: also the tests marked slow or alone; --workers: that many processes of pytest, two if left out
+#   bash scripts/test.sh [--slow] [pytest arguments]     --slow: also the tests marked slow or alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-slow='' workers=2
-while :; do
-  case ${1:-} in
-    --slow) slow=yes && shift ;;
-    --workers) workers=$2 && shift 2 ;;
-    *) break ;;
-  esac
-done
+slow=
+if [ "${1:-}" = --slow ]; then
+  slow=yes
+  shift
+fi
 unset PYTHONDONTWRITEBYTECODE # what is imported is compiled once and kept in .venv
 bash scripts/setup.sh dev
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -28,12 +23,12 @@ yamllint --strict .
 hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 
 if [ -z "$slow" ]; then
-  exec python -m pytest -m "not slow and not alone" --numprocesses "$workers" --no-loadscope-reorder "$@"
+  exec python -m pytest -m "not slow and not alone" --numprocesses 2 --no-loadscope-reorder "$@"
 fi
 # The second part looks at the whole machine, so it runs when nothing else does. Either may have nothing to run.
 empty=0
 run_tests() { python -m pytest "$@" || { [ $? -eq 5 ] && empty=$((empty + 1)); }; }
-run_tests -m "not alone" --numprocesses "$workers" --no-loadscope-reorder "$@"
+run_tests -m "not alone" --numprocesses 2 --no-loadscope-reorder "$@"
 run_tests -m alone "$@"
 if [ "$empty" -eq 2 ]; then
   echo "test: no test was selected" >&2
