@@ -364,6 +364,7 @@ SUITES = {
     "gpu_layouts": "python -m pytest tests/gpu/test_parallel_layouts_gpu.py",
     "jit_hooks": "python -m pytest tests/gpu/test_jit_hooks_gpu.py",
     "gpu_chaos": "python -m pytest -s tests/gpu/test_chaos_gpu.py",
+    "gpu_chaos_drafts": "python -m pytest -s tests/gpu/test_chaos_gpu.py -k drafts",
     "planted_defects": "python tests/planted/score.py",
     "chaos": "bash scripts/chaos.sh",
     "slurm_tests": "python -m pytest -v tests/launch/test_slurm.py tests/launch/test_several_hosts.py",
@@ -373,7 +374,7 @@ SUITES = {
 
 _SUMMARY = re.compile(r"=+ .*\b(passed|failed|skipped|errors?)\b.* in [\d.]+s")
 
-_LINES_OF_A_SUITE = {"planted_defects": 1000, "slurm_tests": 22}
+_LINES_OF_A_SUITE = {"planted_defects": 1000, "slurm_tests": 22, "gpu_chaos_drafts": 9}
 """Of those of which not the last 40 are kept: what each defect was seen by; no head of pytest, which names folders."""
 
 _END_SECONDS = 60.0
