@@ -128,7 +128,17 @@ def test_of_a_suite_that_runs_pytest_twice_both_summaries_are_kept(benchmarks, m
     (tmp_path / "test_two.py").write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip\ndef test_b(): pass\n")
     run = f"cd {tmp_path} && {sys.executable} -m pytest -p no:cacheprovider -o addopts= test_two.py"
     (tmp_path / "suite.sh").write_text(f"{run} -k test_a\nseq 100\n{run} -k test_b -rs\n")
-    monkeypatch.setitem(record.SUITES, "default_suite", f"bash {tmp_path}/suite.sh")
+    monkeypatch.setitem(record.SUITES, "default_suite", record.Suite(command=f"bash {tmp_path}/suite.sh"))
     first, *last = record.run("default_suite", []).output.splitlines()
     assert "1 passed, 1 deselected" in first
     assert len(last) == 40 and "1 skipped, 1 deselected" in last[-1]
+
+
+def test_what_can_be_recorded_has_its_program_and_every_question_its_section(benchmarks):
+    import record
+
+    for name, benchmark in record.BENCHMARKS.items():
+        program = (benchmark.runs or name).split()[0]
+        assert (PROJECT / f"benchmarks/{program}.py").is_file(), name
+    assert set(record._RECORDED.questions) <= set(record.BENCHMARKS)
+    assert not set(record.SUITES) & set(record.BENCHMARKS)
