@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
@@ -78,9 +78,13 @@ class SamplingParameters:
         )
 
 
+_SAMPLING_FIELDS = tuple(one.name for one in fields(SamplingParameters))
+
+
 def sglang_sampling(sampling: SamplingParameters, seed: int) -> dict[str, Any]:
     """SGLang's sampling_params of one request."""
-    parameters = asdict(sampling) | {"sampling_seed": seed}
+    # Not `asdict`, which copies every value: an engine does this for all requests of an iteration before it begins.
+    parameters = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS} | {"sampling_seed": seed}
     parameters["stop"] = list(sampling.stop)
     parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     return parameters

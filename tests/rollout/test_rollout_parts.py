@@ -23,7 +23,7 @@ from rollout.engine_launch import engine_setups
 from rollout.engine_usage import UsageClock
 from rollout.kv_memory import does_without_prefixes
 from rollout.model_modules import unneeded_model_modules
-from rollout.requests import EngineUsage, sample_seed
+from rollout.requests import EngineUsage, SamplingParameters, sample_seed, sglang_sampling
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.sglang_patches.request_batches import RequestBatches
@@ -252,6 +252,16 @@ def test_requests_of_one_turn_travel_together_and_before_what_must_not_overtake_
 
     asyncio.run(send_some())
     assert messages == [["a", "b", "c"], ["d"], ["e"], "abort"]
+
+
+def test_sglang_is_asked_for_what_the_parameters_say_and_shares_no_list_of_theirs():
+    kind = SamplingParameters(9, 0.5, 0.9, 40, ("stop",), (7, 8), True)
+    wanted = {"max_new_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "ignore_eos": True}
+    wanted |= {"stop": ["stop"], "stop_token_ids": [7, 8], "sampling_seed": 3}
+    asked = sglang_sampling(kind, seed=3)
+    assert asked == wanted
+    asked["stop"].append("other")
+    assert sglang_sampling(kind, seed=3) == wanted
 
 
 def test_usage_counts_overlapping_calls_once():
