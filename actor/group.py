@@ -236,7 +236,13 @@ class ActorGroup:
     def take_usage(self, next_iteration: int, keep_spans: bool = False) -> tuple[RankUsage, ...]:
         """What each process did since the last call. What follows belongs to `next_iteration`; keep_spans: keep every
         stretch of it for a trace."""
-        return tuple(self._all("take_usage", self._config.deadlines.train_seconds, next_iteration, keep_spans))
+        return self.begin_take_usage(next_iteration, keep_spans).result()
+
+    def begin_take_usage(self, next_iteration: int, keep_spans: bool = False) -> Pending[tuple[RankUsage, ...]]:
+        """`take_usage`, while the driver asks somebody else, too."""
+        references = self._call("take_usage", next_iteration, keep_spans)
+        seconds = self._config.deadlines.train_seconds
+        return Pending(lambda: tuple(self._gather(references, seconds, "take_usage")))
 
     @property
     def answering(self) -> bool:

@@ -81,8 +81,9 @@ class Measurement:
     def _take(self, iteration: int) -> tuple[Sequence[RankUsage], Sequence["EngineRecord"]]:
         """What all workers did in `iteration`; they are told whether a trace of the next one is wanted."""
         keep_spans = iteration + 1 in self._config.trace.iterations
-        usages = self._actor.take_usage(iteration + 1, keep_spans)
-        return usages, self._pool.take_records(iteration, keep_spans) if self._pool else ()
+        usages = self._actor.begin_take_usage(iteration + 1, keep_spans)  # actor and engines answer at the same time
+        records = self._pool.take_records(iteration, keep_spans) if self._pool else ()
+        return usages.result(), records
 
     def _judge(self, record: IterationRecord, reports: Sequence[JitReport]) -> None:
         record.add(jit_metrics(reports))

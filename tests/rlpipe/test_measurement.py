@@ -43,8 +43,12 @@ class _Actor:
         self._gdn_backend = gdn_backend
         self.asked = []
 
-    def take_usage(self, next_iteration, keep_spans=False):
+    def begin_take_usage(self, next_iteration, keep_spans=False):
         self.asked.append((next_iteration, keep_spans))
+        return self
+
+    def result(self):
+        self.asked.append("waited for")
         return (RankUsage(0, "node", "", self._gdn_backend, self._seconds, (), self._answers.pop(0)),)
 
 
@@ -71,6 +75,20 @@ def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
     return record, events, ranks, directory
 
 
+def test_actor_and_engines_are_asked_at_the_same_time(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_MODEL))
+    config = load_config("configs/demo/arithmetic.yaml", [f"model.path={tmp_path}"])
+    actor = _Actor([])
+
+    class Pool:
+        def take_records(self, iteration, keep_spans):
+            actor.asked.append("engines")
+            return ()
+
+    Measurement(config, actor, RunDirectory(tmp_path), Console(3), first_iteration=2, pool=Pool())
+    assert actor.asked == [(2, False), "engines", "waited for"]
+
+
 _EVENT = JitEvent("triton", "k", "key", 2.0, True, "", "forward", 2)
 
 
@@ -86,7 +104,7 @@ def test_an_alarm_is_a_warning_with_worker_and_kernel_and_a_line_on_file(tmp_pat
     assert record.metrics["perf/jit_seconds"] == 2.0
     assert record.metrics["perf/jit_stalls"] == 1.0
     assert [row["iteration"] for row in ranks] == [1, 2]
-    assert actor.asked == [(2, True), (3, False)]
+    assert [one for one in actor.asked if one != "waited for"] == [(2, True), (3, False)]
     assert directory.trace(2).exists()
 
 
