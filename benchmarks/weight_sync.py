@@ -3,7 +3,8 @@
     python benchmarks/weight_sync.py [--rounds 5] [--tiny]
 
 The policy is a hybrid of 8 layers of the shape of Qwen3.5-35B-A3B (7.75 B parameters, random, bfloat16; tiny on a CPU).
-Updates go the way of a training run: colocated, engine and actor on one GPU; separate, on two, where there are two.
+Updates go the way of a training run: colocated, engine and actor on one GPU; separate, on two, where there are two;
+colocated with an engine whose experts have 8 bits, which it makes of what arrives. GB are always those that are sent.
 Plain SGLang is `update_weights_from_tensor` with one list of the same tensors inside the engine's process. The link is
 what copying one large tensor the same way reaches.
 """
@@ -72,7 +73,8 @@ def main() -> None:
             where = ("one GPU" if colocate else "two GPUs") if gpus else "CPU"
             _report(f"link, {where}", _copies(separate, min(gpus, 1 if colocate else 2)))
             _report(f"rlpipe, {where}", _updates(_config(sizes, scratch, colocate), options.rounds))
-        if gpus:  # SGLang alone cannot serve a hybrid on a CPU
+        if gpus:  # a CPU has no 8 bits, and SGLang alone cannot serve a hybrid there
+            _report("rlpipe, one GPU, fp8", _updates(_config(sizes, scratch, True, "fp8"), options.rounds))
             _report("plain SGLang", _plain_updates(separate, options.rounds))
 
 
@@ -163,7 +165,7 @@ def _copy_speeds(gpus: int) -> list[float]:
     return speeds[1:]
 
 
-def _config(sizes: Sizes, scratch: Path, colocate: bool) -> Config:
+def _config(sizes: Sizes, scratch: Path, colocate: bool, quantization: str = "none") -> Config:
     return Config.model_validate(
         {
             "run": {"name": "weight-sync", "iterations": 1, "directory": str(scratch / "runs")},
@@ -185,6 +187,7 @@ def _config(sizes: Sizes, scratch: Path, colocate: bool) -> Config:
                 "max_response_tokens": 16,
                 "engine": {
                     "dtype": sizes.dtype,
+                    "quantization": quantization,
                     "max_running_requests": 8,
                     "kv_cache_tokens": 8192,
                     "memory_fraction": sizes.memory,
