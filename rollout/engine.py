@@ -35,6 +35,7 @@ from rollout.requests import (
 from rollout.response_text import open_tokenizer
 from rollout.responses import ResponseWriter
 from rollout.scheduler_watch import SchedulerWatch
+from rollout.sglang_patches.draft_clock import DraftSeconds
 from rollout.sglang_patches.first_token import FirstToken
 from rollout.weights.weight_requests import WeightRequests
 
@@ -58,6 +59,7 @@ class Engine:
         self._weights: WeightRequests
         self._memory: MemoryRelease
         self._first_token: FirstToken
+        self._draft_seconds: DraftSeconds
         self._counters: EngineCounters
         self._watch = SchedulerWatch(setup.index, setup.log_path)
         self._usage = UsageClock()
@@ -83,6 +85,7 @@ class Engine:
         setup = self._setup = checked_setup(self._setup)
         prepare_process(setup)
         self._first_token = FirstToken(Path(setup.log_path))  # beside the log, in a folder that is there by now
+        self._draft_seconds = DraftSeconds(Path(setup.log_path))
         from rollout.sglang_engine import start_sglang
 
         arguments, notes = sglang_arguments(setup)
@@ -108,6 +111,7 @@ class Engine:
             # Activations stay in memory until weights come, so that what is free then is free in every iteration.
             await self._watch.call(warm_up_engine(self._sglang, setup, self._responses.request_tokens))
         self._first_token.begin()
+        self._draft_seconds.take()
         warm_up_seconds = time.perf_counter() - started
         seconds = {"import": imported - begin, "load": started - imported, "warm_up": warm_up_seconds}
         tokens = self._responses.kv_cache_tokens
@@ -218,7 +222,8 @@ class Engine:
 
     async def take_usage(self) -> EngineUsage:
         """Work since the last call."""
-        return replace(self._usage.take(self._setup.index), first_token_time=self._first_token.time)
+        usage = self._usage.take(self._setup.index)
+        return replace(usage, first_token_time=self._first_token.time, draft_seconds=self._draft_seconds.take())
 
     async def take_record(self, iteration: int, keep_spans: bool) -> EngineRecord:
         """What this engine did since the last call, which belongs to `iteration`."""

@@ -196,7 +196,7 @@ class EngineUsage:
 
     Busy means that at least one request was running. `prompt_tokens`, `cached_tokens` and `kept_drafts` are those of
     the requests' `Generation`s. `first_token_time` is the wall-clock time (of `time.time`) of the
-    engine's first token since it started; None before.
+    engine's first token since it started; None before. `draft_seconds` are those of the prediction layer.
     """
 
     engine: int
@@ -209,6 +209,7 @@ class EngineUsage:
     cached_tokens: int = 0
     kept_drafts: tuple[int, ...] = ()
     first_token_time: float | None = None
+    draft_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:

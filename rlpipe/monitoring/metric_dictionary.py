@@ -198,6 +198,11 @@ _DECLARED = [
         "share of passes whose draft was kept up to this position at least",
     ),
     Metric(
+        "rollout/draft_seconds",
+        "seconds",
+        "that the prediction layer took of an engine's device, before and after passes that verify; mean over engines",
+    ),
+    Metric(
         "rollout/draft_break_even_tokens",
         "tokens",
         "what such a pass must give for drafts to cost no time, by the model of `rlpipe plan`",

@@ -113,7 +113,7 @@ def generation_metrics(batch: Batch, usage: Sequence[EngineUsage]) -> dict[str, 
 
 
 def draft_metrics(usage: Sequence[EngineUsage], config: Config) -> dict[str, float]:
-    """How many drafted tokens engines kept; empty where none drafted."""
+    """How many drafted tokens engines kept, and how long they drafted; empty where none did."""
     passes: dict[int, int] = {}
     for one in usage:
         for kept, count in enumerate(one.kept_drafts):
@@ -130,6 +130,7 @@ def draft_metrics(usage: Sequence[EngineUsage], config: Config) -> dict[str, flo
     }
     if draft.predicts:
         metrics["rollout/draft_kept_share"] = sum(at_least) / draft.steps
+        metrics["rollout/draft_seconds"] = fmean(one.draft_seconds for one in usage)
     return metrics
 
 

@@ -8,6 +8,7 @@ from rollout.cleanup import avoid_named_semaphores
 from rollout.jit_watch import install_in_scheduler
 from rollout.sglang_patches import (
     draft_choice,
+    draft_clock,
     draft_verification,
     first_token,
     fp8_model,
@@ -63,5 +64,6 @@ def _install_drafting(server_arguments: Any) -> None:
         return
     draft_verification.install("eagle_worker_common")
     drafting_model.install()
+    draft_clock.install()
     if server_arguments.speculative_adaptive:
         draft_choice.install()

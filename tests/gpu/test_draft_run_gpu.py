@@ -36,12 +36,19 @@ def test_a_whole_run_trains_the_prediction_layer_and_drafts_with_it(tmp_path):
     ]
     run_command("train", *run_arguments(tmp_path, *settings))
     rows = metric_rows(tmp_path / "small")
-    keys = ("weight_sync/version", "mismatch/logprob_abs_mean", "rollout/draft_pass_tokens", "train/mtp_loss")
+    keys = (
+        "weight_sync/version",
+        "mismatch/logprob_abs_mean",
+        "rollout/draft_pass_tokens",
+        "rollout/draft_seconds",
+        "train/mtp_loss",
+    )
     for row in rows[1:]:
         print({key: row.get(key) for key in keys} | {"seconds": row.get("time/step_seconds")})
         assert row["weight_sync/version"] == row["iteration"]
         assert row["mismatch/logprob_abs_mean"] < 0.02
         assert row["rollout/draft_pass_tokens"] >= 1 and row["rollout/draft_break_even_tokens"] > 1
+        assert 0 < row["rollout/draft_seconds"] < row["time/rollout_seconds"]
     # A random layer's drafts are never kept; those of a trained one are, of sums that are spelled digit by digit.
     assert rows[-1]["rollout/draft_pass_tokens"] > 1.02
     assert rows[-1]["train/mtp_loss"] < rows[1]["train/mtp_loss"] * 1.05

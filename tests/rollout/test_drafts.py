@@ -1,6 +1,9 @@
 """Speculative decoding: what is refused, what SGLang is told, and how drafts are chosen and counted."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +14,27 @@ import torch
 from actor.hf.weight_table import export_plan
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.draft import DraftConfig
+from rlpipe.config.load import load_config
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.decoding import EnginePass, break_even_tokens
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, states_per_request
 from rlpipe.estimate.memory import Model as PlannedModel
 from rlpipe.model.draft_checks import check_drafts
 from rlpipe.model.model_reader import describe_model, trainable_model
+from rlpipe.monitoring.metric_dictionary import check_names
 from rlpipe.shared.errors import ConfigError, ModelError
 from rlpipe.shared.sample import Status, VersionSpan
+from rlpipe.training.summaries import draft_metrics
 from rollout.arguments import EngineSetup, check_argument_names, server_arguments
 from rollout.device_checks import check_device
 from rollout.draft_arguments import chosen_steps
+from rollout.engine_environment import engine_environment
 from rollout.engine_usage import UsageClock
 from rollout.model_modules import unneeded_model_modules
 from rollout.partial_response import PartialResponse, interrupted, without_overshoot
+from rollout.requests import EngineUsage
 from rollout.sglang_patches.draft_choice import MeasuredSteps
+from rollout.sglang_patches.draft_clock import DraftClock, DraftSeconds
 from rollout.sglang_patches.draft_verification import drawn_tokens
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.sglang_source import declared_server_arguments, sglang_folder
@@ -179,6 +188,80 @@ def test_kept_drafts_are_counted_by_position():
     clock.count(5, 0, kept_drafts=(1, 0, 4))
     assert clock.take(0).kept_drafts == (2, 2, 4)
     assert clock.take(0).kept_drafts == ()
+
+
+class Device:
+    """Moments of a stream whose work is done later than it is asked for."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+        self.done = 0
+        self.asked = 0
+
+    def event(self) -> "Moment":
+        return Moment(self)
+
+
+class Moment:
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def record(self) -> None:
+        self._device.asked += 1
+        self.number, self.milliseconds = self._device.asked, self._device.milliseconds
+
+    def query(self) -> bool:
+        return self.number <= self._device.done
+
+    def elapsed_time(self, end: "Moment") -> float:
+        return end.milliseconds - self.milliseconds
+
+
+def test_seconds_of_drafting_are_those_that_the_device_has_ended(tmp_path, monkeypatch):
+    monkeypatch.delenv("RLPIPE_DRAFT_SECONDS", raising=False)  # which is set for schedulers, and taken back here
+    (tmp_path / "engine_0.draft_seconds.1").write_bytes(b"of an engine that was here before")
+    seconds, device = DraftSeconds(tmp_path / "engine_0.log"), Device()
+    assert seconds.take() == 0
+    clock = DraftClock(tmp_path / "engine_0.draft_seconds.2", device.event)
+    other_rank = DraftClock(tmp_path / "engine_0.draft_seconds.3", device.event)
+    for milliseconds in (3, 4, 5):
+        with clock.stage():
+            device.milliseconds += milliseconds
+        device.milliseconds += 100  # of verifying, which is no drafting
+    assert seconds.take() == 0  # the device has ended none of them
+    device.done = 4
+    with clock.stage(), other_rank.stage():
+        device.milliseconds += 6
+    assert seconds.take() == pytest.approx(0.003 + 0.004)
+    device.done = device.asked
+    with other_rank.stage():
+        device.milliseconds += 1
+    assert seconds.take() == 0  # of the rank that took longest nothing is told anew
+    with clock.stage():
+        pass
+    assert seconds.take() == pytest.approx(0.005 + 0.006)
+    assert DraftSeconds(tmp_path / "engine_0.log").take() == 0
+
+
+def test_the_stages_that_sglang_marks_are_timed(tmp_path):
+    worker = Path(__file__).with_name("draft_clock_worker.py")
+    environment = os.environ | engine_environment("cpu", 1, tmp_path, os.environ) | {"TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, worker, tmp_path / "engine_0.log"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drafted, passed = map(float, done.stdout.split()[-2:])
+    assert 0.1 <= drafted <= passed
+
+
+def test_an_iteration_tells_how_long_its_engines_drafted():
+    drafting = EngineUsage(0, 9.0, 8.0, 100, 4, 0, kept_drafts=(10, 20, 30, 40), draft_seconds=0.5)
+    config = load_config("configs/gpu/drafts.yaml")
+    metrics = draft_metrics([drafting, replace(drafting, engine=1, draft_seconds=1.5)], config)
+    assert metrics["rollout/draft_seconds"] == 1.0
+    assert metrics["rollout/draft_pass_tokens"] == pytest.approx(1 + (20 + 60 + 120) / 100)
+    assert metrics["rollout/draft_kept_share"] == pytest.approx((0.9 + 0.7 + 0.4) / 3)
+    check_names(metrics)
+    assert draft_metrics([replace(drafting, kept_drafts=())], config) == {}
 
 
 class Engine:
