@@ -63,7 +63,9 @@ class DraftClock:
     for its host in between does nothing else meanwhile, so that counts, too."""
 
     def __init__(self, file: Path, event: Callable[[], Event]) -> None:
-        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._descriptor: int | None = None
+        with left_out_when_full():
+            self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._event = event
         self._open: deque[tuple[Event, Event]] = deque()
         self._seconds = 0.0
@@ -82,8 +84,9 @@ class DraftClock:
         while self._open and self._open[0][1].query():
             begin, end = self._open.popleft()
             self._seconds += begin.elapsed_time(end) / 1e3
-        with left_out_when_full():
-            os.pwrite(self._descriptor, _SECONDS.pack(self._seconds), 0)
+        if self._descriptor is not None:
+            with left_out_when_full():
+                os.pwrite(self._descriptor, _SECONDS.pack(self._seconds), 0)
 
 
 def install() -> None:

@@ -1,5 +1,6 @@
 """Speculative decoding: what is refused, what SGLang is told, and how drafts are chosen and counted."""
 
+import errno
 import json
 import os
 import subprocess
@@ -241,6 +242,23 @@ def test_seconds_of_drafting_are_those_that_the_device_has_ended(tmp_path, monke
         pass
     assert seconds.take() == pytest.approx(0.005 + 0.006)
     assert DraftSeconds(tmp_path / "engine_0.log").take() == 0
+
+
+def test_seconds_of_drafting_are_left_out_where_the_disk_is_full(tmp_path, monkeypatch):
+    """An engine does not end for a note."""
+
+    def no_room(*arguments):
+        raise OSError(errno.ENOSPC, "no room")
+
+    device = Device()
+    device.done = 2
+    with DraftClock(Path("/dev/full"), device.event).stage():
+        device.milliseconds += 1
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", no_room)
+        clock = DraftClock(tmp_path / "draft_seconds.1", device.event)
+    with clock.stage():
+        device.milliseconds += 1
 
 
 def test_the_stages_that_sglang_marks_are_timed(tmp_path):
