@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Disturbs whole runs on schedule and looks at what they made (tests/chaos/), then measures how fast lost engines are
-# noticed and healed. Takes one to two hours on two cores, by how busy they are; a busy machine changes no verdict.
+# noticed and healed. Takes more than two hours on two cores, by how busy they are; a busy machine changes no verdict.
 #
 #   bash scripts/chaos.sh [pytest arguments]
 set -euo pipefail
