@@ -7,7 +7,7 @@ weight in float8_e4m3fn and `weight_scale_inv`, float32 [rows / 128, columns / 1
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -18,9 +18,6 @@ VARIABLE = "RLPIPE_QUANTIZATION"
 """Environment variable of an engine's processes: `rollout.engine.quantization`."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
-_ELEMENTS_AT_ONCE = 2**24
-"""Of all experts of a layer, so many go through float32 at a time: one by one they are thousands of launches an update,
-all at once gigabytes beside a full cache."""
 _FEED_FORWARD = r"mlp\.(?:shared_expert\.|experts\.\d+\.)?(?:gate|up|gate_up|down)_proj"
 _PROJECTION = rf"self_attn\.(?:[qkvo]|qkv)_proj|{_FEED_FORWARD}"
 _STACKED = r"mlp\.experts\.(?:\d+-\d+\.)?(?:gate_up|down)_proj"
@@ -57,35 +54,50 @@ def _is_meant(rules: dict[str, re.Pattern[str]], name: str, quantization: str) -
     return rules[quantization].search(name) is not None
 
 
-def quantized(tensors: Iterable[tuple[str, torch.Tensor]], quantization: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor that is quantised as two, its scale after it; others as they come."""
+def quantized(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    quantization: str,
+    place: Callable[[str, torch.Size], torch.Tensor | None] = lambda name, shape: None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor that is quantised as two, its scale after it; others as they come.
+
+    place: where the 8 bits of a tensor belong, if that is known; they are written there, and only the scale is left to
+    be loaded.
+    """
     for name, tensor in tensors:
         if is_quantized(name, quantization):
-            weight, scale = quantize_blocks(tensor)
-            yield name, weight
+            target = place(name, tensor.shape)
+            weight, scale = quantize_blocks(tensor, target)
+            if target is None:
+                yield name, weight
             yield f"{name}{SCALE}", scale
         else:
             yield name, tensor
 
 
-def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float8_e4m3fn of the same shape [..., rows, columns] and its scales, float32 [..., blocks, blocks].
+def quantize_blocks(weight: torch.Tensor, target: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8_e4m3fn of the same shape [..., rows, columns], in `target` if there is one, and its scales, float32
+    [..., blocks, blocks].
 
     The largest magnitude of a block becomes the largest number of the format; a block of zeros has scale 1. Blocks at
     the edges may be smaller. What is not finite does not become so: with its scale it is infinite or no number.
     """
     rows, columns = weight.shape[-2:]
-    matrices = weight.reshape(-1, rows, columns)
-    numbers = torch.empty_like(matrices, dtype=torch.float8_e4m3fn)
+    matrices = weight.reshape(-1, rows, columns).contiguous()
+    numbers = torch.empty_like(matrices, dtype=torch.float8_e4m3fn) if target is None else target.view(matrices.shape)
     blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     scales = torch.empty((len(matrices), *blocks), dtype=torch.float32, device=weight.device)
-    at_once = max(1, _ELEMENTS_AT_ONCE // (rows * columns))
-    for few, few_numbers, few_scales in zip(*(one.split(at_once) for one in (matrices, numbers, scales)), strict=True):
-        _quantize_into(few, few_numbers, few_scales)
+    if weight.is_cuda:
+        from rollout.weights.block_fp8_kernel import quantize_matrices
+
+        quantize_matrices(matrices, numbers, scales, BLOCK)
+    else:
+        _quantize_into(matrices, numbers, scales)
     return numbers.view(weight.shape), scales.view(*weight.shape[:-2], *blocks)
 
 
 def _quantize_into(matrices: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    """As rollout/weights/block_fp8_kernel.py does it on a GPU, in torch's own operations."""
     rows, columns = matrices.shape[1:]
     edges = (0, -columns % BLOCK, 0, -rows % BLOCK)
     padded = torch.nn.functional.pad(matrices, edges) if any(edges) else matrices

@@ -151,7 +151,7 @@ class _Update:
         if bucket.holds_adapters:
             self._factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
         else:
-            self._loader.load(self._model, list(quantized(tensors, self._quantization)))
+            self._loader.load(self._model, list(quantized(tensors, self._quantization, self._place)))
         if self._verify:
             self.checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
         self._taken += 1
@@ -161,6 +161,9 @@ class _Update:
         self._loader.finish(self._model)
         if self._factors:
             load_adapter(self._updater.get_model_runner().lora_manager, self._factors)
+
+    def _place(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        return self._loader.place(name, shape, torch.float8_e4m3fn)
 
     def place(self, plan: Sequence[WeightBucket]) -> str:
         """Where in the update it is."""

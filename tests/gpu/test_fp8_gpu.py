@@ -14,6 +14,7 @@ from rlpipe.shared.weights import BUFFERS, WeightGroup
 from rlpipe.training.placement import engine_placement
 from rlpipe.training.ray_cluster import ray_cluster
 from rollout.pool import RolloutPool
+from rollout.weights.block_fp8 import quantize_blocks
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: FP8 has no kernels elsewhere"),
@@ -38,6 +39,25 @@ def engine(request, tmp_path_factory) -> Iterator[Started]:
         except Exception as error:
             one.failure = f"{type(error).__name__}: {error}"
         yield one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(256, 128), (300, 200), (3, 130, 256), (257, 1024, 2048)])
+def test_a_gpu_quantizes_as_torch_does_on_a_cpu(shape, dtype):
+    """Bit by bit, also what is not finite, at the edges, and beyond 2^29 elements."""
+    torch.manual_seed(0)
+    weight = (torch.randn(shape, device="cuda") * torch.rand(shape[-2], 1, device="cuda")).to(dtype)
+    weight[..., :128, :128] = 0
+    for value in (1.0, float("nan"), float("inf"), -float("inf")):
+        weight[..., -1, -1] = value
+        last = weight.reshape(-1, *shape[-2:])[-3:].reshape(-1, *shape[-2:])
+        target = torch.zeros(shape, dtype=torch.float8_e4m3fn, device="cuda")
+        numbers, scales = quantize_blocks(weight, target)
+        assert numbers.data_ptr() == target.data_ptr()
+        wanted_numbers, wanted_scales = quantize_blocks(last.cpu())
+        for found, wanted in ((numbers, wanted_numbers), (scales, wanted_scales)):
+            found = found.reshape(-1, *found.shape[-2:])[-3:].float().cpu()
+            assert torch.equal(found.nan_to_num(nan=7e7), wanted.float().nan_to_num(nan=7e7))
 
 
 def test_an_update_gives_what_the_start_gave(engine, tmp_path):

@@ -5,7 +5,6 @@ import torch
 
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.weights import experts_part
-from rollout.weights import block_fp8
 from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
 
@@ -234,15 +233,61 @@ def test_quantized_experts_are_copied_with_their_scales():
     assert len([name for name in model.loaded if name != "norm"]) == 12  # asked for once, then repeated
 
 
+class WholeBlocks(Model):
+    """Two experts whose parts stacked tensors fill as they come; down projections transposed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            w13_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn),
+            w13_weight_scale_inv=torch.zeros(2, 2, 1),
+            w2_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn),
+            w2_weight_scale_inv=torch.zeros(2, 1, 2),
+        )
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        expert, kind, parameter = name.removeprefix(f"{ROOT}.").split(".")
+        if kind == "down_proj":
+            target = self.get_parameter(f"w2_{parameter}").data[int(expert)]
+            (target if parameter.endswith("inv") else target.T).copy_(tensor)
+            return
+        rows = 1 if parameter.endswith("inv") else 128
+        target = self.get_parameter(f"w13_{parameter}").data[int(expert)]
+        target.narrow(0, (kind == "up_proj") * rows, rows).copy_(tensor)
+
+
+def test_what_a_parameter_keeps_as_it_comes_is_quantized_straight_into_it():
+    torch.manual_seed(0)
+    model, loader = WholeBlocks(), WeightLoader()
+    loaded = []
+
+    def place(name: str, shape: torch.Size) -> torch.Tensor | None:
+        return loader.place(name, shape, torch.float8_e4m3fn)
+
+    for number in range(3):
+        stacked, down = torch.randn(2, 256, 128) * (number + 1), torch.randn(2, 128, 256)
+        sent = list(quantized([(f"{ROOT}.gate_up_proj", stacked), (f"{ROOT}.down_proj", down)], "fp8", place))
+        loaded.append([name.removeprefix(f"{ROOT}.") for name, _ in sent])
+        loader.load(model, sent)
+        loader.finish(model)
+        for parameter, tensor in (("w13", stacked), ("w2", down)):
+            wanted, scales = quantize_blocks(tensor)
+            found = model.get_parameter(f"{parameter}_weight")
+            assert torch.equal((found if parameter == "w13" else found.mT).float(), wanted.float())
+            assert torch.equal(model.get_parameter(f"{parameter}_weight_scale_inv"), scales)
+    others = ["gate_up_proj_scale_inv", "down_proj", "down_proj_scale_inv"]
+    assert loaded == [["gate_up_proj", *others], others, others]
+    assert len(model.loaded) == 12  # asked for once
+    assert loader.place(f"{ROOT}.gate_up_proj", torch.Size((2, 256, 128)), torch.bfloat16) is None
+    assert loader.place(f"{ROOT}.gate_up_proj", torch.Size((1, 256, 128)), torch.float8_e4m3fn) is None
+
+
 def test_a_weight_without_its_scales_is_refused_where_the_engine_keeps_8_bits():
     with pytest.raises(RolloutError, match=r"gate_up_proj' came in torch.float32 for a parameter .* in 8 bits"):
         WeightLoader().load(Blocks(), [(f"{ROOT}.gate_up_proj", torch.randn(2, 256, 256))])
 
 
-@pytest.mark.parametrize("at_once", [2**24, 1])
 @pytest.mark.parametrize("shape", [(256, 128), (300, 200), (3, 130, 256)])
-def test_blocks_are_quantized_as_a_loop_over_them_does(monkeypatch, shape, at_once):
-    monkeypatch.setattr(block_fp8, "_ELEMENTS_AT_ONCE", at_once)
+def test_blocks_are_quantized_as_a_loop_over_them_does(shape):
     torch.manual_seed(0)
     weight = torch.randn(shape).bfloat16() * torch.rand(shape[-2])[:, None].bfloat16()
     weight[..., :128, :128] = 0
