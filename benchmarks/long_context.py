@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
-from train_run import train
+from train_run import train_rows
 from whole_step import Row
 
 from rlpipe.config.load import load_config
@@ -59,7 +59,7 @@ def main() -> None:
             for problem in estimate.problems:
                 print(f"plan: {tokens:,} tokens do not fit: {problem}", flush=True)
             _print_row(tokens, "plan", _planned(estimate, tokens, options), ", ".join(estimate.notes))
-            for row in train(str(path), folder, path.stem, options.settings, command="sft"):
+            for row in train_rows(str(path), folder, path.stem, options.settings, command="sft"):
                 # Every process meets all tokens of its sequence's share.
                 row["tokens_per_gpu"] = row["perf/actor_tokens_per_second"] / options.gpus
                 _print_row(tokens, f"{int(row['iteration'])}", row, "")

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
+_POLL_SECONDS = 0.2
+_END_SECONDS = 60.0
 
 
 def train(
@@ -24,8 +27,45 @@ def train(
 
     Raises CalledProcessError when the run fails.
     """
+    return list(train_rows(config, folder, name, settings, command, environment))
+
+
+def train_rows(
+    config: str,
+    folder: Path,
+    name: str,
+    settings: list[str],
+    command: str = "train",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, float]]:
+    """The same, each when its iteration has ended, so that a benchmark that is cut off has told the first ones."""
     places = [f"run.directory={folder}", f"run.name={name}"]
     arguments = [sys.executable, "-m", "rlpipe", command, config, *places, *settings]
     variables = {**os.environ, **(environment or {})}
-    subprocess.run(arguments, cwd=PROJECT, check=True, stdout=sys.stderr, env=variables)
-    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    metrics, read = folder / name / "metrics.jsonl", 0
+    process = subprocess.Popen(arguments, cwd=PROJECT, stdout=sys.stderr, env=variables)
+    try:
+        ended = False
+        while not ended:
+            ended = process.poll() is not None  # before the file is read: what was written last is read once more
+            rows, read = _whole_lines(metrics, read)
+            yield from map(json.loads, rows)
+            time.sleep(0.0 if rows or ended else _POLL_SECONDS)
+    finally:
+        process.terminate()  # as Ctrl-C ends it
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, arguments)
+
+
+def _whole_lines(file: Path, start: int) -> tuple[list[str], int]:
+    """Those from byte `start` on that have their end, and the byte after them."""
+    if not file.exists():
+        return [], start
+    with file.open("rb") as opened:
+        opened.seek(start)
+        text, end, _ = opened.read().rpartition(b"\n")
+    return text.decode().splitlines(), start + len(text) + len(end)

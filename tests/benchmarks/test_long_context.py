@@ -1,7 +1,10 @@
 """What the benchmark of long sequences shows of a plan beside what it measures."""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,3 +81,21 @@ def test_a_long_sequence_takes_as_long_as_its_attention(tmp_path, monkeypatch, l
     slower = {"attention_share_of_peak": 0.245}
     assert passes(2_048, **slower) / passes(2_048) < 1.05
     assert passes(131_072, **slower) / passes(131_072) > 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_interrupted_has_told_the_steps_that_ended_and_leaves_no_process(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "long_context.py"), "--tiny", "--tokens", "256", "--layers", "4"]
+    places = ["--iterations", "2000", "--folder", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, *places], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
+    ) as process:
+        for line in process.stdout:
+            if line.split()[:2] == ["256", "1"]:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as benchmarks/record.py ends what takes too long
+        assert process.wait(100) != 0
+    assert line.split()[:2] == ["256", "1"] and len(line.split()) > 4
+    running = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert not running.stdout
