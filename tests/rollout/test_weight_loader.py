@@ -1,12 +1,16 @@
 """What SGLang's loader did once is repeated without it, where it only copied; all else goes through it every time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rlpipe.shared.errors import RolloutError
-from rlpipe.shared.weights import experts_part
+from rlpipe.shared.weights import TensorSpec, WeightBucket, experts_part
+from rollout.weights import block_fp8
 from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
+from rollout.weights.receiver import _Update
 
 ROOT = "model.layers.0.mlp.experts"
 
@@ -233,52 +237,76 @@ def test_quantized_experts_are_copied_with_their_scales():
     assert len([name for name in model.loaded if name != "norm"]) == 12  # asked for once, then repeated
 
 
+class Projections(Model):
+    """Square weights in 8 bits: one kept as it comes, one whose rows are its columns, written as such or read as such,
+    one kept twice, and one that its parameter holds a part of."""
+
+    def __init__(self) -> None:
+        names = ("plain", "turned", "turning", "twice", "twin", "part")
+        super().__init__(**{name: torch.zeros(128, 128, dtype=torch.float8_e4m3fn) for name in names})
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        kept = {one: parameter.data for one, parameter in self.named_parameters()}
+        if name == "turned":
+            kept[name].T.copy_(tensor)
+        elif name == "part":
+            kept[name].copy_(tensor[:128])
+        else:
+            kept[name].copy_(tensor.T if name == "turning" else tensor)
+        if name == "twice":
+            kept["twin"].copy_(tensor)
+
+
+def test_only_a_parameter_that_is_a_tensor_as_it_comes_is_a_place_for_it():
+    model, loader = Projections(), WeightLoader()
+    sent = [(name, torch.randn(128, 128).to(torch.float8_e4m3fn)) for name in ("plain", "turned", "turning", "twice")]
+    sent.append(("part", torch.randn(256, 128).to(torch.float8_e4m3fn)))
+    assert all(loader.place(name, tensor.shape, tensor.dtype) is None for name, tensor in sent)
+    loader.load(model, sent)
+    places = {name: loader.place(name, tensor.shape, tensor.dtype) for name, tensor in sent}
+    assert [name for name, place in places.items() if place is not None] == ["plain"]
+    assert places["plain"].data_ptr() == model.plain.data_ptr() and places["plain"].shape == (128, 128)
+    assert loader.place("plain", torch.Size((128, 128)), torch.bfloat16) is None
+
+
 class WholeBlocks(Model):
-    """Two experts whose parts stacked tensors fill as they come; down projections transposed."""
+    """Two experts, kept as stacked tensors come."""
 
     def __init__(self) -> None:
         super().__init__(
-            w13_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn),
-            w13_weight_scale_inv=torch.zeros(2, 2, 1),
-            w2_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn),
-            w2_weight_scale_inv=torch.zeros(2, 1, 2),
+            w13_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn), w13_weight_scale_inv=torch.zeros(2, 2, 1)
         )
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
         expert, kind, parameter = name.removeprefix(f"{ROOT}.").split(".")
-        if kind == "down_proj":
-            target = self.get_parameter(f"w2_{parameter}").data[int(expert)]
-            (target if parameter.endswith("inv") else target.T).copy_(tensor)
-            return
         rows = 1 if parameter.endswith("inv") else 128
         target = self.get_parameter(f"w13_{parameter}").data[int(expert)]
         target.narrow(0, (kind == "up_proj") * rows, rows).copy_(tensor)
 
 
-def test_what_a_parameter_keeps_as_it_comes_is_quantized_straight_into_it():
+def test_an_update_quantizes_experts_straight_into_the_parameter_that_keeps_them_as_they_come(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setenv(block_fp8.VARIABLE, "fp8")
     model, loader = WholeBlocks(), WeightLoader()
-    loaded = []
-
-    def place(name: str, shape: torch.Size) -> torch.Tensor | None:
-        return loader.place(name, shape, torch.float8_e4m3fn)
-
+    updater = SimpleNamespace(get_model=lambda: model)
+    name, shape = f"{ROOT}.gate_up_proj", (2, 256, 128)
+    written = []
+    monkeypatch.setattr(
+        block_fp8, "quantize_blocks", lambda *given: written.append(given[1]) or quantize_blocks(*given)
+    )
     for number in range(3):
-        stacked, down = torch.randn(2, 256, 128) * (number + 1), torch.randn(2, 128, 256)
-        sent = list(quantized([(f"{ROOT}.gate_up_proj", stacked), (f"{ROOT}.down_proj", down)], "fp8", place))
-        loaded.append([name.removeprefix(f"{ROOT}.") for name, _ in sent])
-        loader.load(model, sent)
-        loader.finish(model)
-        for parameter, tensor in (("w13", stacked), ("w2", down)):
-            wanted, scales = quantize_blocks(tensor)
-            found = model.get_parameter(f"{parameter}_weight")
-            assert torch.equal((found if parameter == "w13" else found.mT).float(), wanted.float())
-            assert torch.equal(model.get_parameter(f"{parameter}_weight_scale_inv"), scales)
-    others = ["gate_up_proj_scale_inv", "down_proj", "down_proj_scale_inv"]
-    assert loaded == [["gate_up_proj", *others], others, others]
-    assert len(model.loaded) == 12  # asked for once
-    assert loader.place(f"{ROOT}.gate_up_proj", torch.Size((2, 256, 128)), torch.bfloat16) is None
-    assert loader.place(f"{ROOT}.gate_up_proj", torch.Size((1, 256, 128)), torch.float8_e4m3fn) is None
+        stacked = torch.randn(shape) * (number + 1)
+        update = _Update(updater, loader)
+        update.take(WeightBucket((TensorSpec(name, "float32", shape),), stacked.nbytes), stacked.flatten())
+        update.finish()
+        wanted, scales = quantize_blocks(stacked)
+        assert torch.equal(model.w13_weight.float(), wanted.float())
+        assert torch.equal(model.w13_weight_scale_inv, scales)
+    assert len(model.loaded) == 8  # asked for once
+    assert [None if place is None else place.data_ptr() for place in written] == [
+        None,
+        *[model.w13_weight.data_ptr()] * 2,
+    ]
 
 
 def test_a_weight_without_its_scales_is_refused_where_the_engine_keeps_8_bits():
