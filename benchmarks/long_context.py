@@ -15,13 +15,14 @@ import json
 import random
 import string
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
-from train_run import train_rows
+from train_run import train
 from whole_step import Row
 
 from rlpipe.config.load import load_config
@@ -59,10 +60,8 @@ def main() -> None:
             for problem in estimate.problems:
                 print(f"plan: {tokens:,} tokens do not fit: {problem}", flush=True)
             _print_row(tokens, "plan", _planned(estimate, tokens, options), ", ".join(estimate.notes))
-            for row in train_rows(str(path), folder, path.stem, options.settings, command="sft"):
-                # Every process meets all tokens of its sequence's share.
-                row["tokens_per_gpu"] = row["perf/actor_tokens_per_second"] / options.gpus
-                _print_row(tokens, f"{int(row['iteration'])}", row, "")
+            show = partial(_print_step, tokens, options.gpus)
+            train(str(path), folder, path.stem, options.settings, command="sft", on_row=show)
 
 
 def _arguments() -> argparse.Namespace:
@@ -132,6 +131,12 @@ def _planned(estimate: Plan, tokens: int, options: argparse.Namespace) -> dict[s
     if "actor GPU" in needs:
         figures["memory/actor_gpu_peak_bytes"] = needs["actor GPU"] + estimate.kept_state_bytes
     return figures
+
+
+def _print_step(tokens: int, gpus: int, row: dict[str, float]) -> None:
+    # Every process meets all tokens of its sequence's share.
+    row["tokens_per_gpu"] = row["perf/actor_tokens_per_second"] / gpus
+    _print_row(tokens, f"{int(row['iteration'])}", row, "")
 
 
 def _print_row(tokens: int, kind: str, row: dict[str, float], note: str) -> None:

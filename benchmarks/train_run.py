@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -20,45 +20,40 @@ def train(
     settings: list[str],
     command: str = "train",
     environment: Mapping[str, str] | None = None,
+    on_row: Callable[[dict[str, float]], None] = lambda row: None,
 ) -> list[dict[str, float]]:
     """Metrics by iteration of the run `name`, whose folder lies in `folder`; what it prints goes to standard error.
 
     command: of rlpipe, `train` or `sft`. environment: variables that the run has besides those of this process.
+    on_row: called with an iteration's when it has ended, so that a benchmark that is cut off has told the first ones.
 
     Raises CalledProcessError when the run fails.
     """
-    return list(train_rows(config, folder, name, settings, command, environment))
-
-
-def train_rows(
-    config: str,
-    folder: Path,
-    name: str,
-    settings: list[str],
-    command: str = "train",
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[dict[str, float]]:
-    """The same, each when its iteration has ended, so that a benchmark that is cut off has told the first ones."""
     places = [f"run.directory={folder}", f"run.name={name}"]
     arguments = [sys.executable, "-m", "rlpipe", command, config, *places, *settings]
     variables = {**os.environ, **(environment or {})}
     metrics, read = folder / name / "metrics.jsonl", 0
+    rows: list[dict[str, float]] = []
     process = subprocess.Popen(arguments, cwd=PROJECT, stdout=sys.stderr, env=variables)
     try:
         ended = False
         while not ended:
             ended = process.poll() is not None  # before the file is read: what was written last is read once more
-            rows, read = _whole_lines(metrics, read)
-            yield from map(json.loads, rows)
-            time.sleep(0.0 if rows or ended else _POLL_SECONDS)
+            lines, read = _whole_lines(metrics, read)
+            for line in lines:
+                rows.append(json.loads(line))
+                on_row(rows[-1])
+            time.sleep(0.0 if lines or ended else _POLL_SECONDS)
     finally:
         process.terminate()  # as Ctrl-C ends it
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, arguments)
+    return rows
 
 
 def _whole_lines(file: Path, start: int) -> tuple[list[str], int]:
