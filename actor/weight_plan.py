@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, zip_longest
 from typing import TypeAlias
 
-import torch
-
 from actor.hf.adapter_table import AdaptedWeight
 from actor.hf.engine_adapters import engine_factors
 from actor.hf.weight_table import Entry, Layer
 from rlpipe.config.layout import ActorLayout
-from rlpipe.shared.weights import TensorSpec, WeightBucket, experts_part
+from rlpipe.shared.quantization import specs_as_sent
+from rlpipe.shared.weights import TensorSpec, WeightBucket, aligned, experts_part
 
 _SMALLEST_SHARE_BYTES = 16 * 2**20
 """Smaller messages do not come near the speed of a link, however many processes send."""
@@ -70,10 +69,20 @@ class Holders:
         return 0 if layer == "first" else self.layout.pipeline_parallel - 1
 
 
-def model_sources(entries: Iterable[Entry], dtype: str) -> list[tuple[Source, tuple[TensorSpec, ...]]]:
-    """Parameters with the Hugging Face tensors that are sent of them."""
+def model_sources(
+    entries: Iterable[Entry], dtype: str, quantization: str = "none"
+) -> list[tuple[Source, tuple[TensorSpec, ...]]]:
+    """Parameters with the Hugging Face tensors that are sent of them. quantization: of the engines."""
     return [
-        (entry, tuple(TensorSpec(source.name, dtype, source.shape) for source in entry.sources)) for entry in entries
+        (
+            entry,
+            tuple(
+                sent
+                for source in entry.sources
+                for sent in specs_as_sent(TensorSpec(source.name, dtype, source.shape), quantization)
+            ),
+        )
+        for entry in entries
     ]
 
 
@@ -132,19 +141,19 @@ def share_of_bucket(bucket_bytes: int, holders: Holders | None) -> int:
 
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int, sender: int = 0) -> tuple[WeightBucket, ...]:
-    """Consecutive tensors of one dtype, together at most `bucket_bytes`; a larger tensor gets a bucket of its own."""
+    """Consecutive tensors, together at most `bucket_bytes`; a larger one gets a bucket of its own. Scales stay with
+    what they are of, whether they fit or not."""
     buckets: list[WeightBucket] = []
     open_specs: list[TensorSpec] = []
-    open_bytes = 0
+    end_bytes = 0
     for spec in specs:
-        size = _size([spec])
-        if open_specs and (open_bytes + size > bucket_bytes or spec.dtype != open_specs[0].dtype):
-            buckets.append(WeightBucket(tuple(open_specs), open_bytes, sender))
-            open_specs, open_bytes = [], 0
+        if open_specs and not spec.is_scale and aligned(end_bytes) + spec.size_bytes > bucket_bytes:
+            buckets.append(WeightBucket(tuple(open_specs), sender))
+            open_specs, end_bytes = [], 0
         open_specs.append(spec)
-        open_bytes += size
+        end_bytes = aligned(end_bytes) + spec.size_bytes
     if open_specs:
-        buckets.append(WeightBucket(tuple(open_specs), open_bytes, sender))
+        buckets.append(WeightBucket(tuple(open_specs), sender))
     return tuple(buckets)
 
 
@@ -155,21 +164,23 @@ def _parts(
     if not _is_experts(source):
         yield holders.of(source), tensors
         return
-    (stacked,) = tensors
-    experts, *expert = stacked.shape
+    experts = tensors[0].shape[0]
     held = experts // holders.layout.expert_parallel
     together = max(1, limit_bytes * experts // _size(tensors))
     for part in range(holders.layout.expert_parallel):
         cuts = [*range(part * held, (part + 1) * held, together), (part + 1) * held]
         yield (
             holders.of_experts(source, part),
-            tuple(
-                stacked
-                if last - first == experts
-                else TensorSpec(experts_part(stacked.name, first, last - 1), stacked.dtype, (last - first, *expert))
-                for first, last in pairwise(cuts)
-            ),
+            tuple(_experts_of(stacked, first, last) for first, last in pairwise(cuts) for stacked in tensors),
         )
+
+
+def _experts_of(stacked: TensorSpec, first: int, last: int) -> TensorSpec:
+    """Those from `first` to before `last`."""
+    experts, *expert = stacked.shape
+    if last - first == experts:
+        return stacked
+    return TensorSpec(experts_part(stacked.name, first, last - 1), stacked.dtype, (last - first, *expert))
 
 
 def _is_experts(source: Source) -> bool:
@@ -178,4 +189,4 @@ def _is_experts(source: Source) -> bool:
 
 def _size(tensors: Iterable[TensorSpec]) -> int:
     """Bytes."""
-    return sum(spec.elements * getattr(torch, spec.dtype).itemsize for spec in tensors)
+    return sum(spec.size_bytes for spec in tensors)

@@ -22,6 +22,7 @@ from actor.weight_plan import Holders, Portion, Source, adapter_sources, buckets
 from actor.weight_transport import Broadcast, SharedBuffers, TransferError, WeightTransport
 from rlpipe.config.layout import ActorLayout
 from rlpipe.model.description import TrainableModel
+from rlpipe.shared.block_fp8 import quantize_into
 from rlpipe.shared.errors import WeightSyncError
 from rlpipe.shared.weight_channel import Listener
 from rlpipe.shared.weights import (
@@ -51,16 +52,17 @@ class WeightSender:
         bucket_bytes: int,
         layout: ActorLayout | None,
         with_mtp: bool = False,
+        quantization: str = "none",
     ) -> None:
         """layout: None where engines share the devices of the actor. with_mtp: also the trained multi-token-prediction
-        layer, with which engines draft."""
+        layer, with which engines draft. quantization: of the engines; what they keep in 8 bits is sent so."""
         self._policy = policy
         # Engines take experts stacked, whatever the checkpoint does: two tensors a layer instead of hundreds.
         stacked = replace(description, fused_experts=True, fused_mtp_experts=True)
         self._holders = None if layout is None else Holders(layout, description.layers)
         self._portions = {
             content: tuple(portions_of(sources, self._holders, bucket_bytes) for sources in parts)
-            for content, parts in _contents(policy, stacked, dtype, with_mtp).items()
+            for content, parts in _contents(policy, stacked, dtype, with_mtp, quantization).items()
         }
         self.plans: Mapping[WeightContent, tuple[WeightBucket, ...]] = {
             content: tuple(chain(*(buckets_of(part, self._holders, bucket_bytes) for part in parts)))
@@ -111,7 +113,8 @@ class WeightSender:
         streams = self._streams(content)
         hand_over = _HandOver(self._transport, verify, engine_failed)
         for bucket in self.plans[content]:
-            tensors = islice(streams.get(bucket.sender, iter(())), len(bucket.tensors))
+            exported = sum(not spec.is_scale for spec in bucket.tensors)
+            tensors = islice(streams.get(bucket.sender, iter(())), exported)
             hand_over.bucket(bucket, tensors, is_own=self._holders is None or bucket.sender == rank)
         for name, _ in chain(*streams.values()):
             raise WeightSyncError(f"export gave {name} after the end of the weight plan")
@@ -137,9 +140,10 @@ class WeightSender:
         return {sender: self._stream(gather, its) for sender, its in own.items()}
 
     def _stream(self, gather: Gatherer, portions: Sequence[Portion]) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Name and value of each tensor, None where this process only takes part in a gather."""
+        """Name and value of each exported tensor, None where this process only takes part in a gather."""
         for portion in portions:
-            yield from zip((spec.name for spec in portion.tensors), self._values(gather, portion), strict=True)
+            names = (spec.name for spec in portion.tensors if not spec.is_scale)
+            yield from zip(names, self._values(gather, portion), strict=True)
 
     def _values(self, gather: Gatherer, portion: Portion) -> Iterable[torch.Tensor | None]:
         def gathered(entry: Entry) -> Sequence[torch.Tensor | None]:
@@ -152,9 +156,10 @@ class WeightSender:
             return engine_factor_tensors(source, lora, gathered)
         if self._holders is None or source.split != "expert":
             return gathered(source)
+        exported = [spec for spec in portion.tensors if not spec.is_scale]
         if portion.sender != dist.get_rank():
-            return [None] * len(portion.tensors)
-        return _experts(gather, source, portion.tensors)
+            return [None] * len(exported)
+        return _experts(gather, source, exported)
 
     def _joined(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> WeightTransport:
         if group.backend != BUFFERS:
@@ -181,13 +186,13 @@ class _HandOver:
         self.failure = ""
 
     def bucket(self, bucket: WeightBucket, tensors: Iterator[tuple[str, torch.Tensor | None]], is_own: bool) -> None:
-        """tensors: those of the bucket, with values if it `is_own`."""
+        """tensors: those that the bucket is made of, with values if it `is_own`."""
         found = ""
         if is_own and self._transport is not None and not self.failure:
             with self._noting_failure():
                 flat = self._transport.room(bucket)
                 _fill(flat, bucket, tensors)
-                found = checksum(flat.cpu().view(torch.uint8).numpy().data) if self._verify else ""
+                found = checksum(flat.cpu().numpy().data) if self._verify else ""
                 self._transport.publish(flat, self._engine_failed)
                 self.sent_bytes += bucket.size_bytes
         self.checksums.append(found)
@@ -218,10 +223,10 @@ def _experts(gather: Gatherer, entry: Entry, tensors: Sequence[TensorSpec]) -> I
 
 
 def _contents(
-    policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, with_mtp: bool
+    policy: Sequence[PolicyModel], description: TrainableModel, dtype: str, with_mtp: bool, quantization: str
 ) -> Mapping[WeightContent, Sequence[Sequence[tuple[Source, Sequence[TensorSpec]]]]]:
     """What each content consists of: parts that are sent one after another."""
-    model = model_sources(exported_entries(policy, description, with_mtp=with_mtp), dtype)
+    model = model_sources(exported_entries(policy, description, with_mtp=with_mtp), dtype, quantization)
     lora = policy[0].lora
     if lora is None:
         return {"merged": [model]}
@@ -233,11 +238,17 @@ def _contents(
 
 
 def _fill(flat: torch.Tensor, bucket: WeightBucket, tensors: Iterator[tuple[str, torch.Tensor | None]]) -> None:
-    start = 0
-    for spec in bucket.tensors:
+    """flat: uint8 [size_bytes]."""
+    if bucket.has_gaps:
+        flat.zero_()  # checksums are of all bytes, and processes that fill the same bucket have to agree
+    pieces = zip(bucket.tensors, bucket.pieces(flat), strict=True)
+    for spec, piece in pieces:
         name, tensor = next(tensors)
         if name != spec.name or tensor is None or tuple(tensor.shape) != spec.shape:
             found = None if tensor is None else tuple(tensor.shape)
             raise WeightSyncError(f"export gave {name} {found} where the plan has {spec.name} {spec.shape}")
-        flat[start : start + spec.elements].view(spec.shape).copy_(tensor)
-        start += spec.elements
+        if piece.dtype == torch.float8_e4m3fn:
+            _, scales = next(pieces)
+            quantize_into(piece, scales, tensor)
+        else:
+            piece.copy_(tensor)

@@ -47,7 +47,7 @@ class WeightTransport(Protocol):
     """One process's way to the engines that it feeds."""
 
     def room(self, bucket: WeightBucket) -> torch.Tensor:
-        """A flat tensor for the whole bucket, to be filled; waits until there is one."""
+        """uint8 [size_bytes] for the whole bucket, to be filled; waits until there is one."""
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         """Hand over the tensor that `room` gave last, and that is filled now. Raises TransferError.
@@ -78,8 +78,7 @@ class Broadcast:
         self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
 
     def room(self, bucket: WeightBucket) -> torch.Tensor:
-        dtype = bucket_dtype(bucket)
-        return torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype, device=compute_device())
+        return torch.empty(bucket.size_bytes, dtype=torch.uint8, device=compute_device())
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         with self._as_transfer_error():
@@ -141,7 +140,7 @@ class SharedBuffers:
     def room(self, bucket: WeightBucket) -> torch.Tensor:
         if self._unread == len(self._tensors):
             self._wait()
-        return self._tensors[self._next][: bucket.size_bytes].view(bucket_dtype(bucket))
+        return self._tensors[self._next][: bucket.size_bytes]
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         synchronize()  # the engine's process does not see this one's stream
@@ -171,12 +170,6 @@ def _as_transfer_error() -> Iterator[None]:
         yield
     except WeightSyncError as error:
         raise TransferError(*error.args) from None
-
-
-def bucket_dtype(bucket: WeightBucket) -> torch.dtype:
-    """Of all its tensors."""
-    dtype: torch.dtype = getattr(torch, bucket.tensors[0].dtype)
-    return dtype
 
 
 def _join_as_sender(group: WeightGroup, sender: int, store: dist.Store, timeout_seconds: float) -> dist.ProcessGroup:

@@ -136,6 +136,7 @@ class ActorWorker:
             self._config.weight_sync.bucket_bytes,
             None if self._config.ray.colocate else ActorLayout.of(actor),
             with_mtp=self._config.sends_draft_weights,
+            quantization=self._config.rollout.engine.quantization,
         )
         self._start_seconds |= {"join": joined - begin, "build": time.perf_counter() - joined}
         self._start_seconds |= {f"build_{part}": spent for part, spent in self._trainer.build_seconds.items()}

@@ -215,12 +215,10 @@ def _send_alone(chunks: Sequence[Any], model: TrainableModel, plan: Sequence[Wei
     tensors = iter_export(chunks, model)
     for bucket in plan:
         flat = None if transport is None else transport.room(bucket)
-        start = 0
-        for spec in bucket.tensors:
+        for piece in [None] * len(bucket.tensors) if flat is None else bucket.pieces(flat):
             _, tensor = next(tensors)
-            if flat is not None:
-                flat[start : start + spec.elements].view(spec.shape).copy_(tensor)
-            start += spec.elements
+            if piece is not None and tensor is not None:
+                piece.copy_(tensor)
         if flat is not None:
             transport.publish(flat, lambda: False)
     if transport is not None:
@@ -249,11 +247,7 @@ def _receive(case: Case, reader: int, everybody: Any) -> dict[str, Any]:
 def _load(source: Any, plan: Sequence[WeightBucket], kept: dict[str, torch.Tensor]) -> None:
     """As an engine loads what its own loader would only copy."""
     for bucket, flat in zip(plan, source.buckets(plan), strict=True):
-        pieces = flat.split([spec.elements for spec in bucket.tensors])
-        torch._foreach_copy_(
-            [_place(kept, spec) for spec in bucket.tensors],
-            [piece.view(spec.shape) for piece, spec in zip(pieces, bucket.tensors, strict=True)],
-        )
+        torch._foreach_copy_([_place(kept, spec) for spec in bucket.tensors], bucket.pieces(flat))
 
 
 def _place(kept: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:

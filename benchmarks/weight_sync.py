@@ -1,10 +1,10 @@
-"""GB/s of a weight update from the actor to an engine, next to SGLang's own update and to the link.
+"""Seconds of a weight update from the actor to an engine, next to SGLang's own update and to the link.
 
     python benchmarks/weight_sync.py [--rounds 5] [--tiny]
 
 The policy is a hybrid of 8 layers of the shape of Qwen3.5-35B-A3B (7.75 B parameters, random, bfloat16; tiny on a CPU).
 Updates go the way of a training run: colocated, engine and actor on one GPU; separate, on two, where there are two;
-colocated with an engine whose experts have 8 bits, which it makes of what arrives. GB are always those that are sent.
+both again with an engine whose experts have 8 bits, which the actor makes of them. GB are those that are sent.
 Plain SGLang is `update_weights_from_tensor` with one list of the same tensors inside the engine's process. The link is
 what copying one large tensor the same way reaches.
 """
@@ -71,30 +71,36 @@ def main() -> None:
         separate = _config(sizes, scratch, colocate=False)
         for colocate in (True, False) if gpus > 1 else (True,):
             where = ("one GPU" if colocate else "two GPUs") if gpus else "CPU"
-            _report(f"link, {where}", _copies(separate, min(gpus, 1 if colocate else 2)))
-            _report(f"rlpipe, {where}", _updates(_config(sizes, scratch, colocate), options.rounds))
-        if gpus:  # a CPU has no 8 bits, and SGLang alone cannot serve a hybrid there
-            _report("rlpipe, one GPU, fp8", _updates(_config(sizes, scratch, True, "fp8"), options.rounds))
-            _report("plain SGLang", _plain_updates(separate, options.rounds))
+            _report(f"link, {where}", *_copies(separate, min(gpus, 1 if colocate else 2)))
+            _report(f"rlpipe, {where}", *_updates(_config(sizes, scratch, colocate), options.rounds))
+            if gpus:  # a CPU has no products of 8 bits
+                _report(f"rlpipe, {where}, fp8", *_updates(_config(sizes, scratch, colocate, "fp8"), options.rounds))
+        if gpus:  # SGLang alone cannot serve a hybrid on a CPU
+            _report("plain SGLang", *_plain_updates(separate, options.rounds))
 
 
-def _report(name: str, speeds: list[float]) -> None:
-    print(f"{name:24}{median(speeds):10.2f} GB/s ({min(speeds):.2f} to {max(speeds):.2f})", flush=True)
+def _report(name: str, size_bytes: float, seconds: list[float]) -> None:
+    print(
+        f"{name:24}{size_bytes / 1e9:8.3f} GB{median(seconds):9.4f} s ({min(seconds):.4f} to {max(seconds):.4f})"
+        f"{size_bytes / median(seconds) / 1e9:10.2f} GB/s",
+        flush=True,
+    )
 
 
-def _updates(config: Config, rounds: int) -> list[float]:
-    """GB/s of whole updates, as the driver waits for them. The session itself makes the first one, untimed."""
-    speeds = []
+def _updates(config: Config, rounds: int) -> tuple[float, list[float]]:
+    """Bytes and seconds of whole updates, as the driver waits for them. The session itself makes the first one,
+    untimed."""
+    size, seconds = 0.0, []
     with redirect_stdout(sys.stderr), open_run(config, Opening(overwrite=True)) as run, open_session(run) as session:
         for version in range(1, rounds + 1):
             begin = time.perf_counter()
-            metrics = session.weights.push(version)
-            speeds.append(metrics["weight_sync/bytes"] / (time.perf_counter() - begin) / 1e9)
-    return speeds
+            size = session.weights.push(version)["weight_sync/bytes"]
+            seconds.append(time.perf_counter() - begin)
+    return size, seconds
 
 
-def _plain_updates(config: Config, rounds: int) -> list[float]:
-    """GB/s of SGLang's own update of one engine, after a first one."""
+def _plain_updates(config: Config, rounds: int) -> tuple[float, list[float]]:
+    """Bytes and seconds of SGLang's own update of one engine, after a first one."""
     with ray_cluster(config), engine_placement(config) as place:
         engine = ray.remote(PlainEngine).options(
             num_cpus=0,
@@ -103,9 +109,9 @@ def _plain_updates(config: Config, rounds: int) -> list[float]:
             runtime_env={"env_vars": engine_environment("cuda", 1, Path(config.model.path), os.environ)},
         )
         handle: Any = engine.remote(config)
-        speeds = ray.get([handle.update.remote() for _ in range(rounds + 1)])
+        updates = ray.get([handle.update.remote() for _ in range(rounds + 1)])
         ray.get(handle.stop.remote())
-    return speeds[1:]
+    return updates[0][0], [seconds for _, seconds in updates[1:]]
 
 
 class PlainEngine:
@@ -132,13 +138,14 @@ class PlainEngine:
             pair for file in sorted(folder.glob("*.safetensors")) for pair in load_file(file, "cuda").items()
         ]
 
-    def update(self) -> float:
-        """GB/s of one update."""
+    def update(self) -> tuple[float, float]:
+        """Bytes and seconds of one update."""
         begin = time.perf_counter()
         done, message = self._engine.update_weights_from_tensor(self._tensors)
         if not done:
             raise RuntimeError(message)
-        return sum(tensor.nbytes for _, tensor in self._tensors) / (time.perf_counter() - begin) / 1e9
+        seconds = time.perf_counter() - begin
+        return sum(tensor.nbytes for _, tensor in self._tensors), seconds
 
     def stop(self) -> None:
         self._tensors = []
@@ -146,23 +153,24 @@ class PlainEngine:
         self._engine.shutdown()
 
 
-def _copies(config: Config, gpus: int) -> list[float]:
-    """GB/s of copying one tensor on a GPU, or from one to another, or in host memory where there is none."""
+def _copies(config: Config, gpus: int) -> tuple[float, list[float]]:
+    """Bytes and seconds of copying one tensor on a GPU, or from one to another, or in host memory where there is
+    none."""
     with ray_cluster(config):
-        return ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(_copy_speeds).remote(gpus))
+        return _COPY_BYTES, ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(_copy_seconds).remote(gpus))
 
 
-def _copy_speeds(gpus: int) -> list[float]:
+def _copy_seconds(gpus: int) -> list[float]:
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device="cuda:0" if gpus else "cpu")
     target = torch.empty_like(source, device=f"cuda:{gpus - 1}" if gpus else "cpu")
-    speeds = []
+    found = []
     for _ in range(6):
         begin = time.perf_counter()
         target.copy_(source)
         for gpu in range(gpus):
             torch.cuda.synchronize(gpu)
-        speeds.append(_COPY_BYTES / (time.perf_counter() - begin) / 1e9)
-    return speeds[1:]
+        found.append(time.perf_counter() - begin)
+    return found[1:]
 
 
 def _config(sizes: Sizes, scratch: Path, colocate: bool, quantization: str = "none") -> Config:

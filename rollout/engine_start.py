@@ -10,7 +10,7 @@ from typing import Any
 
 from rlpipe.model.hub import model_folder
 from rlpipe.shared.replaced_parts import relies_on
-from rollout import cleanup, kv_memory
+from rollout import cleanup, fp8_arguments, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.device_checks import check_device
 from rollout.draft_arguments import chosen_steps
@@ -18,7 +18,6 @@ from rollout.failures import check_model_folder
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_patches.sglang_version import check_sglang_version
-from rollout.weights import block_fp8
 from rollout.weights.receiver import VERIFY_VARIABLE
 
 relies_on(
@@ -48,7 +47,7 @@ def prepare_process(setup: EngineSetup) -> None:
     if setup.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.devices)
     _redirect_output(setup.log_path, keep=setup.restart > 0)
-    os.environ[block_fp8.VARIABLE] = setup.engine.quantization
+    os.environ[fp8_arguments.VARIABLE] = setup.engine.quantization
     os.environ[VERIFY_VARIABLE] = "1" if setup.verify_weights else "0"
     os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
         unneeded_model_modules(setup.model_path, setup.engine.draft.predicts)

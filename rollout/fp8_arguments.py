@@ -1,12 +1,19 @@
 """What SGLang is told so that it makes an engine with FP8 weights."""
 
 import json
+import os
 from typing import Any
 
 from rlpipe.config.rollout import EngineConfig
+from rlpipe.shared.quantization import BLOCK
 
-BLOCK = 128
-"""Rows and columns of a block that has a scale of its own."""
+VARIABLE = "RLPIPE_QUANTIZATION"
+"""Environment variable of an engine's processes: `rollout.engine.quantization`."""
+
+
+def quantization_here() -> str:
+    """`rollout.engine.quantization` of the engine that this process belongs to."""
+    return os.environ.get(VARIABLE, "none")
 
 
 def fp8_arguments(engine: EngineConfig) -> dict[str, Any]:

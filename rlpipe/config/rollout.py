@@ -62,7 +62,7 @@ class EngineConfig(Section):
     Costs nothing on a CPU, and speed on a GPU."""
 
     quantization: Literal["none", "fp8", "fp8_all"] = "none"
-    """`fp8`: experts in 8 bits, by blocks of 128 x 128, made anew from each weight update. `fp8_all`: attention
+    """`fp8`: experts in 8 bits, by blocks of 128 x 128, made by the actor with each weight update. `fp8_all`: attention
     projections and all feed-forward layers, too, which saves memory rather than time (docs/fp8.md)."""
 
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

@@ -16,6 +16,7 @@ from rlpipe.estimate.memory import (
     offloaded_bytes,
     room_beside_engines,
 )
+from rlpipe.estimate.parameters import fp8_parameters
 from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
@@ -238,8 +239,12 @@ def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, me
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
     """All weights, or adapters where they go alone, come over one link to each GPU of an engine, however many
     processes send, or pass through the memory of each GPU that actor and engine share."""
-    sent = model.trained if config.weight_sync.adapters == "alone" else model.parameters
-    size, speeds, network = sent * _PARAMETER_BYTES, cluster.speeds, cluster.network
+    if config.weight_sync.adapters == "alone":
+        size = model.trained * _PARAMETER_BYTES
+    else:
+        size = model.parameters * _PARAMETER_BYTES
+        size -= fp8_parameters(model.shape, config.rollout.engine.quantization)  # a byte instead of two
+    speeds, network = cluster.speeds, cluster.network
     if not cluster.gpus:
         speed = speeds.gloo_gigabytes_per_second
     elif config.ray.colocate:

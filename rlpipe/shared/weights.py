@@ -7,10 +7,14 @@ buckets have one order for all senders and all engines, and the version is set a
 import math
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Buffer
 
 
@@ -29,6 +33,15 @@ its adapters beside it; or these alone, to engines that hold the model."""
 
 ADAPTER_ROOT = "base_model.model."
 """Before the names of adapters' factors, which are PEFT's; no weight of a model is called so."""
+
+
+SCALE = "_scale_inv"
+"""After the name of a weight in 8 bits: its scales."""
+
+_ALIGNMENT_BYTES = 16
+"""Kernels read and write as much at a time."""
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
@@ -102,23 +115,50 @@ class TensorSpec:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * _ITEM_BYTES[self.dtype]
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether these are the scales of the tensor before it."""
+        return self.name.endswith(SCALE)
+
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Tensors that travel flattened, in one piece; all have the same dtype.
+    """Tensors that travel as bytes, in one piece.
 
     sender: global rank of the actor's process that broadcasts it. Where memory is shared every process hands over all
         buckets, and this means nothing.
     """
 
     tensors: tuple[TensorSpec, ...]
-    size_bytes: int
     sender: int = 0
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """With the gaps that alignment asks for."""
+        return packed_bytes(self.tensors)
+
+    @property
+    def has_gaps(self) -> bool:
+        return self.size_bytes > sum(spec.size_bytes for spec in self.tensors)
 
     @property
     def holds_adapters(self) -> bool:
         """Whether these are factors of adapters; none holds both factors and weights."""
         return is_factor(self.tensors[0].name)
+
+    def pieces(self, flat: "torch.Tensor") -> "list[torch.Tensor]":
+        """Each of its tensors, where it lies in `flat`, uint8 [size_bytes]."""
+        import torch
+
+        ends = accumulate(self.tensors, _end_after, initial=0)
+        return [
+            flat[aligned(end) :][: spec.size_bytes].view(getattr(torch, spec.dtype)).view(spec.shape)
+            for end, spec in zip(ends, self.tensors, strict=False)
+        ]
 
 
 _EXPERTS = re.compile(r"(.*\.experts)\.(?:(\d+)-(\d+)\.)?(gate_up_proj|down_proj)(|_scale_inv)")
@@ -142,6 +182,20 @@ class StackedExperts:
         """None for any other tensor."""
         found = _EXPERTS.fullmatch(name)
         return None if found is None else cls(found[1], int(found[2] or 0), found[4], found[5])
+
+
+def packed_bytes(tensors: Iterable[TensorSpec]) -> int:
+    """What tensors take that lie one after another, each at an aligned place."""
+    *_, end = accumulate(tensors, _end_after, initial=0)
+    return end
+
+
+def aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _end_after(end: int, spec: TensorSpec) -> int:
+    return aligned(end) + spec.size_bytes
 
 
 def experts_part(name: str, first: int, last: int) -> str:

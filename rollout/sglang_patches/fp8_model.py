@@ -1,7 +1,7 @@
-"""An engine whose weights are FP8 by blocks, made of a folder and of updates that are not.
+"""An engine whose weights are FP8 by blocks, made of a folder whose are not.
 
 SGLang quantises by blocks only what is stored so. It is told that the folder is, and gets its tensors quantised when it
-reads them; which modules have FP8 weights follows one rule, here and for the tensors (rollout/weights/block_fp8.py).
+reads them; which modules have FP8 weights follows one rule, here and for the tensors (rlpipe/shared/quantization.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from rlpipe.shared.block_fp8 import quantized
 from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.quantization import is_quantized, is_quantized_module
 from rlpipe.shared.replaced_parts import replaces
-from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantized
 from rollout.weights.loader import one_by_one
 
 _METHOD = replaces(
@@ -78,7 +79,7 @@ def _quantizing(read: Callable[..., Iterator[tuple[str, torch.Tensor]]], quantiz
     def get_all_weights(*arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(*arguments, **keywords):
             here = tensor.cuda() if is_quantized(name, quantization) else tensor
-            for part in quantized([(name, here)], quantization):
+            for part in quantized(name, here, quantization):
                 yield from one_by_one(*part)
 
     return get_all_weights

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
+from rollout.fp8_arguments import quantization_here
 from rollout.jit_watch import install_in_scheduler
 from rollout.sglang_patches import (
     draft_choice,
@@ -19,7 +20,7 @@ from rollout.sglang_patches import (
     state_caches,
 )
 from rollout.sglang_patches.sglang_version import check_sglang_version
-from rollout.weights import block_fp8, drafting_model
+from rollout.weights import drafting_model
 from rollout.weights import receiver as weight_receiver
 
 replaces(
@@ -46,8 +47,8 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
-    if block_fp8.quantization_here() != "none":
-        fp8_model.install(block_fp8.quantization_here())
+    if quantization_here() != "none":
+        fp8_model.install(quantization_here())
     server_arguments = arguments[0] if arguments else keywords["server_args"]
     if server_arguments.enable_deterministic_inference and server_arguments.device == "cuda":
         seeded_draw.install()

@@ -55,11 +55,6 @@ class Copy:
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
-    def is_whole(self, elements: int) -> bool:
-        """Whether a tensor of so many elements lies in `target` as it comes, all of it."""
-        source = torch.empty_strided(self.size, self.stride, device="meta")
-        return self.target.numel() == elements and self.target.is_contiguous() and source.is_contiguous()
-
 
 class WeightLoader:
     """Keeps what it has seen SGLang's loader do, for as long as the model keeps its parameters in place."""
@@ -91,14 +86,6 @@ class WeightLoader:
         _load(model, by_loader)
         if new:
             self._learn(model, new)
-
-    def place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """The part of a parameter that is all of this tensor in its own order, where the loader is known to put it; to
-        be written there instead of being loaded."""
-        copies = self._copies.get(name, ())
-        if len(copies) == 1 and copies[0].target.dtype == dtype and copies[0].is_whole(shape.numel()):
-            return copies[0].target.view(shape)
-        return None
 
     @torch.no_grad()
     def finish(self, model: Any) -> None:

@@ -17,7 +17,6 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from rlpipe.shared.replaced_parts import relies_on, replaces
 from rlpipe.shared.weights import BUFFERS, JOIN_SECONDS, WeightBucket, WeightGroup, checksum
 from rollout.weights.adapter_loader import load_adapter
-from rollout.weights.block_fp8 import quantization_here, quantized
 from rollout.weights.drafting_model import with_drafting_model
 from rollout.weights.loader import WeightLoader
 from rollout.weights.sources import Broadcast, SharedBuffers, WeightSource
@@ -104,7 +103,7 @@ def leave_group(updater: Any, group_name: str) -> tuple[bool, str]:
 def receive_buckets(
     updater: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
 ) -> tuple[bool, str]:
-    """Receives the tensors of each bucket of `plan_fields` as one flat tensor of their common dtype, and loads them.
+    """Receives the tensors of each bucket of `plan_fields` in one piece, and loads them.
 
     Returns whether it worked on all ranks, and the text of an `Answer` with the checksums of the received buckets where
     verification is on. They are of what arrived, before it is put into SGLang's fused and sharded parameters.
@@ -139,21 +138,20 @@ class _Update:
         self._updater = updater
         self._loader = loader
         self._model = with_drafting_model(updater.get_model())
-        self._verify, self._quantization = os.environ.get(VERIFY_VARIABLE) == "1", quantization_here()
+        self._verify = os.environ.get(VERIFY_VARIABLE) == "1"
         self._factors: dict[str, torch.Tensor] = {}
         self._taken = 0
         self.checksums: list[str] = []
 
     def take(self, bucket: WeightBucket, flat: torch.Tensor) -> None:
-        """flat: the values of all its tensors, one after another."""
-        pieces = zip(bucket.tensors, flat.split([tensor.elements for tensor in bucket.tensors]), strict=True)
-        tensors = [(tensor.name, piece.view(tensor.shape)) for tensor, piece in pieces]
+        """flat: uint8 [size_bytes]."""
+        tensors = [(spec.name, piece) for spec, piece in zip(bucket.tensors, bucket.pieces(flat), strict=True)]
         if bucket.holds_adapters:
             self._factors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
         else:
-            self._loader.load(self._model, list(quantized(tensors, self._quantization, self._place)))
+            self._loader.load(self._model, tensors)
         if self._verify:
-            self.checksums.append(checksum(flat.cpu().view(torch.uint8).numpy().data))
+            self.checksums.append(checksum(flat.cpu().numpy().data))
         self._taken += 1
 
     def finish(self) -> None:
@@ -161,9 +159,6 @@ class _Update:
         self._loader.finish(self._model)
         if self._factors:
             load_adapter(self._updater.get_model_runner().lora_manager, self._factors)
-
-    def _place(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        return self._loader.place(name, shape, torch.float8_e4m3fn)
 
     def place(self, plan: Sequence[WeightBucket]) -> str:
         """Where in the update it is."""

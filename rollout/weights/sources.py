@@ -32,7 +32,8 @@ class WeightSource(Protocol):
     loader: WeightLoader
 
     def buckets(self, plan: Sequence[WeightBucket]) -> Iterator[torch.Tensor]:
-        """Those of an update in order, flat, on the device; each may be overwritten when the next is asked for."""
+        """Those of an update in order, each uint8 [size_bytes] on the device, which may be overwritten when the next is
+        asked for."""
         raise NotImplementedError
 
     def leave(self, failure: str = "") -> None:
@@ -80,8 +81,7 @@ class Broadcast:
         return sum(bucket.size_bytes for bucket in buckets) <= self._in_flight_bytes
 
     def _begin(self, bucket: WeightBucket) -> tuple[Any, torch.Tensor]:
-        dtype = getattr(torch, bucket.tensors[0].dtype)
-        flat = torch.empty(bucket.size_bytes // dtype.itemsize, dtype=dtype, device=self._device)
+        flat = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=self._device)
         return torch.distributed.broadcast(flat, src=0, group=self._groups[bucket.sender], async_op=True), flat
 
 
@@ -103,7 +103,7 @@ class SharedBuffers:
             self._reader.wait_full()
             buffer = self._buffers[self._next]
             self._next = (self._next + 1) % len(self._buffers)
-            yield buffer[: bucket.size_bytes].view(getattr(torch, bucket.tensors[0].dtype))
+            yield buffer[: bucket.size_bytes]
             self._device.synchronize()  # the writer does not see this process's stream
             self._reader.free()
 

@@ -21,28 +21,24 @@ def group_of(text: str) -> WeightGroup:
 
 
 def plan_fields(plan: Sequence[WeightBucket]) -> tuple[list[str], list[str], list[list[int]]]:
-    """`plan` as names of all tensors, the type of each bucket, and shapes; before these stand how many tensors each
-    bucket has, its bytes and its sender."""
+    """`plan` as names, types and shapes of all tensors; before the shapes stand how many tensors each bucket has, and
+    its sender."""
     tensors = [tensor for bucket in plan for tensor in bucket.tensors]
-    of_buckets = [
-        [len(bucket.tensors) for bucket in plan],
-        [bucket.size_bytes for bucket in plan],
-        [bucket.sender for bucket in plan],
-    ]
+    of_buckets = [[len(bucket.tensors) for bucket in plan], [bucket.sender for bucket in plan]]
     return (
         [tensor.name for tensor in tensors],
-        [bucket.tensors[0].dtype for bucket in plan],
+        [tensor.dtype for tensor in tensors],
         [*of_buckets, *(list(tensor.shape) for tensor in tensors)],
     )
 
 
 def plan_of(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[WeightBucket, ...]:
     """From `plan_fields`."""
-    counts, sizes, senders, *others = shapes
-    rows = iter(zip(names, others, strict=True))
+    counts, senders, *others = shapes
+    rows = iter(zip(names, dtypes, others, strict=True))
     return tuple(
-        WeightBucket(tuple(TensorSpec(name, dtype, tuple(shape)) for name, shape in islice(rows, count)), size, sender)
-        for count, size, sender, dtype in zip(counts, sizes, senders, dtypes, strict=True)
+        WeightBucket(tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in islice(rows, count)), sender)
+        for count, sender in zip(counts, senders, strict=True)
     )
 
 

@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlpipe.shared.weights import WeightBucket, checksum
 from rollout.weights.sources import SharedBuffers
 
@@ -16,10 +14,9 @@ def read_buckets(plan: tuple[WeightBucket, ...], source: SharedBuffers) -> tuple
     tensors, sums = {}, []
     for bucket, flat in zip(plan, source.buckets(plan), strict=True):
         here = flat.to("cpu", copy=True)
-        sums.append(checksum(here.view(torch.uint8).numpy().data))
-        parts = here.float().split([spec.elements for spec in bucket.tensors])
-        specs = zip(bucket.tensors, parts, strict=True)
-        tensors |= {spec.name: part.reshape(spec.shape).numpy() for spec, part in specs}
+        sums.append(checksum(here.numpy().data))
+        pieces = zip(bucket.tensors, bucket.pieces(here), strict=True)
+        tensors |= {spec.name: piece.float().numpy() for spec, piece in pieces}
     return tensors, tuple(sums)
 
 

@@ -11,21 +11,35 @@ from actor.models.policy_model import PolicyModel
 from actor.weight_sender import WeightSender
 from rlpipe.config.layout import ActorLayout
 from rlpipe.model.description import TrainableModel
+from rlpipe.shared.block_fp8 import quantized
 from rlpipe.shared.weights import StackedExperts, WeightBucket, WeightContent, WeightGroup
 
 
 def sent_as_exported(
     chunks: Sequence[PolicyModel], description: TrainableModel, layout: ActorLayout, with_mtp: bool = False
 ) -> bool:
-    """Whether it is bit by bit what an export gives, each number once. Collective."""
-    sent = sent_tensors(WeightSender(chunks, description, "float32", 5_000, layout, with_mtp), "merged")
+    """Whether it is bit by bit what an export gives, each number once; and for engines with 8 bits what quantising it
+    gives. Collective."""
     stacked = replace(description, fused_experts=True, fused_mtp_experts=True)
     exported = iter_export(chunks, stacked, everywhere=True, with_mtp=with_mtp)
-    whole = {name: tensor.clone() for name, tensor in exported if tensor is not None}
+    whole = [(name, tensor.clone()) for name, tensor in exported if tensor is not None]
+    return all(
+        _are_equal(
+            sent_tensors(WeightSender(chunks, description, "float32", 5_000, layout, with_mtp, kind), "merged"),
+            {name: part for pair in whole for name, part in quantized(*pair, kind)},
+        )
+        for kind in ("none", "fp8_all")
+    )
+
+
+def _are_equal(sent: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> bool:
     for name, tensor in sent.items():
         experts = StackedExperts.of_name(name)
-        wanted = whole[name] if experts is None else whole[f"{experts.root}.{experts.kind}"][experts.first :]
-        if not torch.equal(tensor, wanted[: len(tensor)]):
+        if experts is None:
+            wanted = whole[name]
+        else:
+            wanted = whole[f"{experts.root}.{experts.kind}{experts.ending}"][experts.first :]
+        if tensor.dtype != wanted.dtype or not torch.equal(tensor.float(), wanted[: len(tensor)].float()):
             return False
     return sum(map(torch.numel, sent.values())) == sum(map(torch.numel, whole.values()))
 
@@ -40,8 +54,8 @@ def sent_tensors(sender: WeightSender, content: WeightContent) -> dict[str, torc
     dist.all_gather_object(every, kept.buckets)
     found, left = {}, [iter(buckets) for buckets in every]
     for bucket in sender.plans[content]:
-        parts = next(left[bucket.sender]).split([spec.elements for spec in bucket.tensors])
-        found |= {spec.name: part.view(spec.shape) for spec, part in zip(bucket.tensors, parts, strict=True)}
+        pieces = bucket.pieces(next(left[bucket.sender]))
+        found |= {spec.name: piece for spec, piece in zip(bucket.tensors, pieces, strict=True)}
     assert not any(True for buckets in left for _ in buckets)
     return found
 
@@ -53,7 +67,7 @@ class _Kept:
         self.buckets: list[torch.Tensor] = []
 
     def room(self, bucket: WeightBucket) -> torch.Tensor:
-        return torch.empty(bucket.size_bytes // 4)
+        return torch.empty(bucket.size_bytes, dtype=torch.uint8)
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         self.buckets.append(flat)

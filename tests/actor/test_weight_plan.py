@@ -14,7 +14,7 @@ from rlpipe.config.layout import ActorLayout
 from rlpipe.config.lora import LoraConfig
 from rlpipe.model.model_reader import trainable_model
 from rlpipe.shared.project_files import MODELS
-from rlpipe.shared.weights import StackedExperts, experts_part
+from rlpipe.shared.weights import StackedExperts, TensorSpec, WeightBucket, experts_part
 
 BUCKET_BYTES = 512 * 2**20
 MIXTURE, HYBRID, DENSE = "Qwen3-30B-A3B", "Qwen3.5-35B-A3B", "Qwen3-8B"
@@ -25,21 +25,24 @@ def layout(tensor: int = 1, pipeline: int = 1, expert: int = 1, data: int = 1, v
 
 
 CASES = {
-    "one process": (DENSE, layout()),
-    "tp2": (DENSE, layout(tensor=2)),
-    "ep2": (MIXTURE, layout(expert=2, data=2)),
-    "tp2_ep8_pp2": (MIXTURE, layout(tensor=2, pipeline=2, expert=8, data=8)),
-    "tp4_ep2": (HYBRID, layout(tensor=4, expert=2, data=2)),
-    "ep4_pp2_vpp2_of_dp8": (HYBRID, layout(pipeline=2, expert=4, data=8, virtual=2)),
+    "one process": (DENSE, layout(), "none"),
+    "tp2": (DENSE, layout(tensor=2), "none"),
+    "tp2, 8 bits": (DENSE, layout(tensor=2), "fp8_all"),
+    "ep2": (MIXTURE, layout(expert=2, data=2), "none"),
+    "tp2_ep8_pp2": (MIXTURE, layout(tensor=2, pipeline=2, expert=8, data=8), "none"),
+    "tp2_ep8_pp2, 8 bits": (MIXTURE, layout(tensor=2, pipeline=2, expert=8, data=8), "fp8"),
+    "tp4_ep2": (HYBRID, layout(tensor=4, expert=2, data=2), "none"),
+    "ep4_pp2_vpp2_of_dp8": (HYBRID, layout(pipeline=2, expert=4, data=8, virtual=2), "none"),
+    "ep4_pp2_vpp2_of_dp8, 8 bits": (HYBRID, layout(pipeline=2, expert=4, data=8, virtual=2), "fp8_all"),
 }
 
 
 @pytest.fixture(scope="module", params=CASES)
 def planned(request):
-    name, where = CASES[request.param]
+    name, where, quantization = CASES[request.param]
     model = replace(trainable_model(MODELS / name), fused_experts=True)
     table = weight_table(model, padded_vocab_size=model.vocab_size, with_mtp=False)
-    sources = model_sources((entry for entry in table if entry.copy_of is None), "bfloat16")
+    sources = model_sources((entry for entry in table if entry.copy_of is None), "bfloat16", quantization)
     holders = Holders(where, model.layers)
     portions = portions_of(sources, holders, BUCKET_BYTES)
     return model, sources, holders, portions, buckets_of(portions, holders, BUCKET_BYTES)
@@ -52,7 +55,7 @@ def test_every_number_is_sent_once(planned):
     firsts = {}
     for spec in (spec for bucket in buckets for spec in bucket.tensors):
         stacked = StackedExperts.of_name(spec.name)
-        name = spec.name if stacked is None else f"{stacked.root}.{stacked.kind}"
+        name = spec.name if stacked is None else f"{stacked.root}.{stacked.kind}{stacked.ending}"
         sent[name] += spec.elements
         if stacked is not None:
             firsts.setdefault(name, []).append((stacked.first, spec.shape[0]))
@@ -86,7 +89,7 @@ def test_processes_of_a_stage_send_about_as_much(planned):
     where, sent, largest = holders.layout, Counter(), Counter()
     stage_size = where.processes // where.pipeline_parallel
     for portion in portions:
-        size = sum(2 * spec.elements for spec in portion.tensors)
+        size = sum(spec.size_bytes for spec in portion.tensors)
         stage = portion.sender // stage_size
         sent[portion.sender] += size
         largest[stage] = max(largest[stage], size if portion.source.split != "expert" else 0)
@@ -100,16 +103,47 @@ def test_processes_of_a_stage_send_about_as_much(planned):
 def test_buckets_come_by_turns_and_are_as_small_as_many_senders_ask(planned):
     _, _, holders, portions, buckets = planned
     limit = max(BUCKET_BYTES // holders.senders, 16 * 2**20)
-    assert all(bucket.size_bytes <= limit or len(bucket.tensors) == 1 for bucket in buckets)
-    assert all(
-        bucket.size_bytes == sum(spec.elements * getattr(torch, spec.dtype).itemsize for spec in bucket.tensors)
-        for bucket in buckets
-    )
+    for bucket in buckets:
+        weights = [spec for spec in bucket.tensors if not spec.is_scale]
+        assert sum(spec.size_bytes for spec in weights) <= limit or len(weights) == 1
+        sizes = [spec.elements * getattr(torch, spec.dtype).itemsize for spec in bucket.tensors]
+        assert sum(sizes) <= bucket.size_bytes < sum(sizes) + 16 * len(sizes)
     begin = [bucket.sender for bucket in buckets[: holders.senders]]
     assert begin == sorted({portion.sender for portion in portions})
     for sender in begin:
         own = [spec for bucket in buckets if bucket.sender == sender for spec in bucket.tensors]
         assert own == [spec for portion in portions if portion.sender == sender for spec in portion.tensors]
+
+
+def test_what_has_8_bits_comes_with_its_scales_in_half_the_bytes(planned):
+    _, sources, _, _, buckets = planned
+    for bucket in buckets:
+        pairs = [*pairwise(bucket.tensors), (bucket.tensors[-1], TensorSpec("", "bfloat16", ()))]
+        assert not bucket.tensors[0].is_scale
+        for weight, following in pairs:
+            if weight.dtype == "float8_e4m3fn":
+                assert following.name == f"{weight.name}_scale_inv" and following.dtype == "float32"
+                assert following.shape == (*weight.shape[:-2], *(-(-size // 128) for size in weight.shape[-2:]))
+                assert weight.size_bytes == weight.elements
+            else:
+                assert not following.is_scale
+    assert Counter(spec.dtype for bucket in buckets for spec in bucket.tensors)["float32"] == sum(
+        spec.dtype == "float8_e4m3fn" for bucket in buckets for spec in bucket.tensors
+    )
+
+
+def test_tensors_of_any_types_lie_in_a_bucket_side_by_side_where_kernels_can_read_them():
+    specs = [("a", "bfloat16", (3,)), ("b", "float8_e4m3fn", (5, 7)), ("c", "float32", (2,)), ("d", "bfloat16", ())]
+    bucket = WeightBucket(tuple(TensorSpec(*spec) for spec in specs))
+    flat = torch.zeros(bucket.size_bytes, dtype=torch.uint8)
+    for number, piece in enumerate(bucket.pieces(flat), 1):
+        assert piece.data_ptr() % 16 == flat.data_ptr() % 16
+        piece.fill_(number)
+    assert [
+        (piece.dtype, tuple(piece.shape), set(piece.float().flatten().tolist())) for piece in bucket.pieces(flat)
+    ] == [(getattr(torch, dtype), shape, {number}) for number, (_, dtype, shape) in enumerate(specs, 1)]
+    assert bucket.size_bytes == 16 + 48 + 16 + 2 and bucket.has_gaps
+    assert not WeightBucket((TensorSpec("a", "bfloat16", (8,)), TensorSpec("b", "float32", (1,)))).has_gaps
 
 
 def test_shared_buffers_take_whole_tensors_in_the_order_of_the_table():

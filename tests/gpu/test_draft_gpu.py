@@ -222,9 +222,10 @@ def test_updates_reach_both_models_also_after_sleep_and_under_generation(engines
         receiving = one.pool.weights.start_receiving(plan, version, in_flight)
         sums = []
         for bucket in plan:
-            flat = torch.cat([state[spec.name].flatten() for spec in bucket.tensors])
-            transport.room(bucket).copy_(flat)
-            sums.append(checksum(flat.view(torch.uint8).numpy().data))
+            flat = transport.room(bucket).zero_()
+            for spec, piece in zip(bucket.tensors, bucket.pieces(flat), strict=True):
+                piece.copy_(state[spec.name])
+            sums.append(checksum(flat.cpu().numpy().data))
             transport.publish(flat, lambda: False)
         transport.finish(lambda: False)
         assert results_of(one.pool, receiving, "weight_sync")[0].checksums == tuple(sums)
@@ -268,10 +269,10 @@ async def _under_updates(one: Started, requests: list[GenerateRequest], update: 
 
 
 def _plan(state: dict[str, torch.Tensor]) -> tuple[WeightBucket, ...]:
-    specs = [TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in state.items()]
+    specs = [TensorSpec(name, str(tensor.dtype).split(".")[1], tuple(tensor.shape)) for name, tensor in state.items()]
     size = -(-len(specs) // 4)
     parts = [tuple(specs[start : start + size]) for start in range(0, len(specs), size)]
-    return tuple(WeightBucket(part, sum(4 * spec.elements for spec in part)) for part in parts)
+    return tuple(map(WeightBucket, parts))
 
 
 def _config(**engine: Any) -> Config:

@@ -154,6 +154,15 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase):
     }
 
 
+def test_weights_that_engines_keep_in_8_bits_take_half_as_long_to_send():
+    def seconds(*overrides: str) -> float:
+        config = load_config(SEED, overrides)
+        return plan(config, load_model(config.model.path), load_cluster("local_8x141gb")).seconds["weight_sync"]
+
+    assert 0.5 < seconds("rollout.engine.quantization=fp8_all") / seconds() < 0.6
+    assert seconds("rollout.engine.quantization=fp8_all") < seconds("rollout.engine.quantization=fp8") < seconds()
+
+
 def test_a_decoding_step_takes_as_long_as_its_slower_side():
     cluster, config = load_cluster("local_8x141gb"), load_config(SEED)
     model = load_model(config.model.path)

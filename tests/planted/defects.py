@@ -452,10 +452,17 @@ _ROLLOUT = [
     ),
     Defect(
         "scales of 8-bit weights are left out",
-        "rollout/weights/block_fp8.py",
-        '            yield f"{name}{SCALE}", scale\n',
-        '            yield f"{name}{SCALE}", torch.ones_like(scale)\n',
+        "rlpipe/shared/block_fp8.py",
+        '        yield f"{name}{SCALE}", scales\n',
+        '        yield f"{name}{SCALE}", torch.ones_like(scales)\n',
         "rollout/test_weight_loader.py::test_quantized_experts_are_copied_with_their_scales",
+    ),
+    Defect(
+        "weights in 8 bits do not come into the bucket",
+        "actor/weight_sender.py",
+        "            quantize_into(piece, scales, tensor)\n",
+        "            quantize_into(torch.empty_like(piece), scales, tensor)\n",
+        "actor/test_hf_weights.py::test_what_was_loaded_streams_out_unchanged",
     ),
     Defect(
         "a response that moves to another engine begins anew there",

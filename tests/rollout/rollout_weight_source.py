@@ -23,10 +23,7 @@ def plan_of(tensors: dict[str, torch.Tensor], buckets: int) -> tuple[WeightBucke
     specs = [TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items()]
     size = -(-len(specs) // buckets)
     parts = [tuple(specs[start : start + size]) for start in range(0, len(specs), size)]
-    return tuple(
-        WeightBucket(part, sum(4 * spec.elements for spec in part), _SENDERS[number % 2])
-        for number, part in enumerate(parts)
-    )
+    return tuple(WeightBucket(part, _SENDERS[number % 2]) for number, part in enumerate(parts))
 
 
 def in_parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -68,7 +65,9 @@ class WeightSource:
         """Broadcasts and returns the checksums of what was sent."""
         sums = []
         for bucket in plan:
-            flat = torch.cat([tensors[spec.name].reshape(-1) for spec in bucket.tensors])
+            flat = torch.zeros(bucket.size_bytes, dtype=torch.uint8)
+            for spec, piece in zip(bucket.tensors, bucket.pieces(flat), strict=True):
+                piece.copy_(tensors[spec.name])
             dist.broadcast(flat, src=0, group=self._groups[bucket.sender])
-            sums.append(checksum(flat.view(torch.uint8).numpy().data))
+            sums.append(checksum(flat.numpy().data))
         return tuple(sums)

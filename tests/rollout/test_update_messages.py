@@ -4,9 +4,9 @@ from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup
 from rollout.weights.update_messages import Answer, RankAnswer, group_of, group_text, plan_fields, plan_of
 
 PLAN = (
-    WeightBucket((TensorSpec("embedding", "bfloat16", (7, 3)), TensorSpec("norm", "bfloat16", (3,))), 48, 4),
-    WeightBucket((TensorSpec("bias", "float32", ()),), 4),
-    WeightBucket((TensorSpec("", "bfloat16", (2, 0)), TensorSpec("head", "bfloat16", (7, 3))), 42),
+    WeightBucket((TensorSpec("embedding", "bfloat16", (7, 3)), TensorSpec("norm", "float32", (3,))), 4),
+    WeightBucket((TensorSpec("bias", "float32", ()),)),
+    WeightBucket((TensorSpec("", "bfloat16", (2, 0)), TensorSpec("head", "float8_e4m3fn", (7, 3)))),
 )
 
 

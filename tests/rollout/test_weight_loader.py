@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlpipe.shared.block_fp8 import quantize_blocks, quantized
 from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.quantization import specs_as_sent
 from rlpipe.shared.weights import TensorSpec, WeightBucket, experts_part
-from rollout.weights import block_fp8
-from rollout.weights.block_fp8 import is_quantized, is_quantized_module, quantize_blocks, quantized
 from rollout.weights.loader import WeightLoader
 from rollout.weights.receiver import _Update
 
@@ -228,7 +228,7 @@ def test_quantized_experts_are_copied_with_their_scales():
             (f"{ROOT}.down_proj", down),
             ("norm", torch.full((4,), number * 1.0)),
         ]
-        loader.load(model, list(quantized(sent, "fp8_all")))
+        loader.load(model, [part for pair in sent for part in quantized(*pair, "fp8_all")])
         loader.finish(model)
         wanted, scales = quantize_blocks(torch.cat((stacked, down), 1))
         assert torch.equal(model.weight.view(torch.uint8), wanted.view(torch.uint8))
@@ -237,150 +237,46 @@ def test_quantized_experts_are_copied_with_their_scales():
     assert len([name for name in model.loaded if name != "norm"]) == 12  # asked for once, then repeated
 
 
-class Projections(Model):
-    """Square weights in 8 bits: one kept as it comes, one whose rows are its columns, written as such or read as such,
-    one kept twice, and one that its parameter holds a part of."""
-
-    def __init__(self) -> None:
-        names = ("plain", "turned", "turning", "twice", "twin", "part")
-        super().__init__(**{name: torch.zeros(128, 128, dtype=torch.float8_e4m3fn) for name in names})
-
-    def load(self, name: str, tensor: torch.Tensor) -> None:
-        kept = {one: parameter.data for one, parameter in self.named_parameters()}
-        if name == "turned":
-            kept[name].T.copy_(tensor)
-        elif name == "part":
-            kept[name].copy_(tensor[:128])
-        else:
-            kept[name].copy_(tensor.T if name == "turning" else tensor)
-        if name == "twice":
-            kept["twin"].copy_(tensor)
-
-
-def test_only_a_parameter_that_is_a_tensor_as_it_comes_is_a_place_for_it():
-    model, loader = Projections(), WeightLoader()
-    sent = [(name, torch.randn(128, 128).to(torch.float8_e4m3fn)) for name in ("plain", "turned", "turning", "twice")]
-    sent.append(("part", torch.randn(256, 128).to(torch.float8_e4m3fn)))
-    assert all(loader.place(name, tensor.shape, tensor.dtype) is None for name, tensor in sent)
-    loader.load(model, sent)
-    places = {name: loader.place(name, tensor.shape, tensor.dtype) for name, tensor in sent}
-    assert [name for name, place in places.items() if place is not None] == ["plain"]
-    assert places["plain"].data_ptr() == model.plain.data_ptr() and places["plain"].shape == (128, 128)
-    assert loader.place("plain", torch.Size((128, 128)), torch.bfloat16) is None
-
-
 class WholeBlocks(Model):
     """Two experts, kept as stacked tensors come."""
 
     def __init__(self) -> None:
         super().__init__(
-            w13_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn), w13_weight_scale_inv=torch.zeros(2, 2, 1)
+            w13_weight=torch.zeros(2, 256, 128, dtype=torch.float8_e4m3fn),
+            w13_weight_scale_inv=torch.zeros(2, 2, 1),
+            norm=torch.zeros(3),
         )
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
+        if name == "norm":
+            self.norm.data.copy_(tensor)
+            return
         expert, kind, parameter = name.removeprefix(f"{ROOT}.").split(".")
         rows = 1 if parameter.endswith("inv") else 128
         target = self.get_parameter(f"w13_{parameter}").data[int(expert)]
         target.narrow(0, (kind == "up_proj") * rows, rows).copy_(tensor)
 
 
-def test_an_update_quantizes_experts_straight_into_the_parameter_that_keeps_them_as_they_come(monkeypatch):
+def test_an_update_in_8_bits_arrives_with_its_scales_beside_what_has_none():
     torch.manual_seed(0)
-    monkeypatch.setenv(block_fp8.VARIABLE, "fp8")
     model, loader = WholeBlocks(), WeightLoader()
     updater = SimpleNamespace(get_model=lambda: model)
-    name, shape = f"{ROOT}.gate_up_proj", (2, 256, 128)
-    written = []
-    monkeypatch.setattr(
-        block_fp8, "quantize_blocks", lambda *given: written.append(given[1]) or quantize_blocks(*given)
-    )
+    experts = TensorSpec(f"{ROOT}.gate_up_proj", "bfloat16", (2, 256, 128))
+    bucket = WeightBucket((TensorSpec("norm", "bfloat16", (3,)), *specs_as_sent(experts, "fp8")))
     for number in range(3):
-        stacked = torch.randn(shape) * (number + 1)
-        update = _Update(updater, loader)
-        update.take(WeightBucket((TensorSpec(name, "float32", shape),), stacked.nbytes), stacked.flatten())
-        update.finish()
+        stacked, flat = torch.randn(2, 256, 128) * (number + 1), torch.zeros(bucket.size_bytes, dtype=torch.uint8)
         wanted, scales = quantize_blocks(stacked)
+        for piece, values in zip(bucket.pieces(flat), (torch.full((3,), number), wanted, scales), strict=True):
+            piece.copy_(values)
+        update = _Update(updater, loader)
+        update.take(bucket, flat)
+        update.finish()
         assert torch.equal(model.w13_weight.float(), wanted.float())
         assert torch.equal(model.w13_weight_scale_inv, scales)
-    assert len(model.loaded) == 8  # asked for once
-    assert [None if place is None else place.data_ptr() for place in written] == [
-        None,
-        *[model.w13_weight.data_ptr()] * 2,
-    ]
+        assert model.norm.tolist() == [number] * 3
+    assert len([name for name in model.loaded if name != "norm"]) == 8  # asked for once
 
 
 def test_a_weight_without_its_scales_is_refused_where_the_engine_keeps_8_bits():
     with pytest.raises(RolloutError, match=r"gate_up_proj' came in torch.float32 for a parameter .* in 8 bits"):
         WeightLoader().load(Blocks(), [(f"{ROOT}.gate_up_proj", torch.randn(2, 256, 256))])
-
-
-@pytest.mark.parametrize("shape", [(256, 128), (300, 200), (3, 130, 256)])
-def test_blocks_are_quantized_as_a_loop_over_them_does(shape):
-    torch.manual_seed(0)
-    weight = torch.randn(shape).bfloat16() * torch.rand(shape[-2])[:, None].bfloat16()
-    weight[..., :128, :128] = 0
-    numbers, scales = quantize_blocks(weight)
-    flat, flat_numbers, flat_scales = (
-        weight.reshape(-1, *shape[-2:]),
-        *(one.reshape(-1, *one.shape[-2:]) for one in (numbers, scales)),
-    )
-    for index, matrix in enumerate(flat):
-        for row in range(0, shape[-2], 128):
-            for column in range(0, shape[-1], 128):
-                block = matrix[row : row + 128, column : column + 128].float()
-                scale = block.abs().max() / 448 if block.any() else torch.tensor(1.0)
-                assert flat_scales[index, row // 128, column // 128] == scale
-                found = flat_numbers[index, row : row + 128, column : column + 128].float()
-                assert torch.equal(found, (block / scale).to(torch.float8_e4m3fn).float())
-                assert ((found * scale - block).abs() <= block.abs() / 16 + scale / 512).all()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so_in_8_bits_and_harms_no_other_block(value):
-    weight = torch.ones(2, 256, 256).bfloat16()
-    weight[1, 3, 200] = value
-    numbers, scales = quantize_blocks(weight)
-    found = numbers.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
-    assert not found[1, 3, 200].isfinite()
-    found[1, :128, 128:] = 1
-    assert torch.equal(found, torch.ones_like(found))
-
-
-@pytest.mark.parametrize("size", [torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).tiny])
-def test_the_largest_and_the_smallest_weights_survive(size):
-    weight = torch.full((128, 128), size, dtype=torch.bfloat16)
-    weight[0] = 0
-    numbers, scales = quantize_blocks(weight)
-    found = numbers.double() * scales.double()
-    assert torch.allclose(found, weight.double(), rtol=1e-3, atol=0)
-
-
-def test_what_stays_in_bfloat16_is_the_same_for_tensors_and_for_modules():
-    pairs = {
-        "model.layers.3.self_attn.q_proj.weight": "model.layers.3.self_attn.qkv_proj",
-        "model.layers.3.self_attn.o_proj.weight": "model.layers.3.self_attn.o_proj",
-        "model.layers.0.mlp.experts.gate_up_proj": "model.layers.0.mlp.experts",
-        "model.layers.0.mlp.experts.64-127.gate_up_proj": "model.layers.0.mlp.experts",
-        "mtp.layers.0.mlp.experts.7.down_proj.weight": "mtp.layers.0.mlp.experts",
-        "model.layers.0.mlp.shared_expert.up_proj.weight": "model.layers.0.mlp.shared_expert.gate_up_proj",
-        "model.layers.0.mlp.down_proj.weight": "model.layers.0.mlp.down_proj",
-    }
-    assert all(
-        is_quantized(name, "fp8_all") and is_quantized_module(module, "fp8_all") for name, module in pairs.items()
-    )
-    for name, module in pairs.items():
-        expert = ".experts" in name
-        assert is_quantized(name, "fp8") == is_quantized_module(module, "fp8") == expert
-        assert not is_quantized(name, "none") and not is_quantized_module(module, "none")
-    others = {
-        "model.layers.0.linear_attn.out_proj.weight": "model.layers.0.linear_attn.out_proj",
-        "model.layers.0.linear_attn.in_proj_qkv.weight": "model.layers.0.linear_attn.in_proj_qkvz",
-        "model.layers.0.mlp.gate.weight": "model.layers.0.mlp.gate",
-        "model.layers.0.mlp.shared_expert_gate.weight": "model.layers.0.mlp.shared_expert_gate",
-        "model.layers.3.self_attn.q_norm.weight": "model.layers.3.self_attn.q_norm",
-        "lm_head.weight": "lm_head",
-        "mtp.fc.weight": "fc",
-        "model.visual.blocks.0.mlp.up_proj.weight": "model.visual.blocks.0.mlp.up_proj",
-    }
-    for kind in ("fp8_all", "fp8"):
-        assert not any(is_quantized(name, kind) or is_quantized_module(module, kind) for name, module in others.items())
