@@ -50,7 +50,10 @@ COMPARED = {
         Figure("driver", r"^ *([\d,]+) samples .* ([\d.]+) us a sample", "seconds"),
     ),
     "rollout": (Figure("pool over raw SGLang, %", r"^pool / raw +([\d.]+)%", "ratio"),),
-    "weight_sync": (Figure("GB/s", r"^(rlpipe, \w+ GPUs?) +([\d.]+) GB/s", "rate"),),
+    "weight_sync": (
+        Figure("GB/s", r"^(rlpipe, \w+ GPUs?(?:, fp8)?) .* ([\d.]+) GB/s", "rate"),
+        Figure("GB", r"^(rlpipe, \w+ GPUs?(?:, fp8)?) +([\d.]+) GB", "bytes"),
+    ),
     "whole_step": (
         Figure("peak", r"^((?:GPU|host) peak.*? GB) .*?([\d.]+)$", "bytes"),
         Figure("tokens/s", r"^(rollout tokens/s) .*?([\d,]+)$", "ratio"),
