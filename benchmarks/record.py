@@ -116,7 +116,12 @@ def run(name: str, arguments: list[str], limit_seconds: float | None = None) -> 
     group = None if limit_seconds is None else 0  # one of its own, which can be interrupted as a whole
     with (
         subprocess.Popen(
-            [*started, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True, process_group=group
+            [*started, *arguments],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=group,
+            preexec_fn=None if group is None else _heed_interrupts,
         ) as process,
         _interrupted_after(limit_seconds, process.pid) as was_cut_off,
     ):
@@ -134,6 +139,11 @@ def run(name: str, arguments: list[str], limit_seconds: float | None = None) -> 
     command = " ".join([*shown, *arguments])
     record = Record(name, command, date, host(), versions(), output, commit(), calibration_seconds=calibration)
     return with_code_of_cards(record)
+
+
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores interrupts, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end_of_suite(output: str, count: int) -> str:

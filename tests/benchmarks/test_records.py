@@ -1,8 +1,10 @@
 """Recording and comparing: what a machine of the same kind has recorded, with speeds as multiples of a calibration."""
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,12 +105,25 @@ def test_the_driver_s_work_is_set_beside_a_step_with_responses_as_long_as_the_st
 SLOW = """
 import subprocess, sys, time
 print("first row", flush=True)
-subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"])
-print("second row", flush=True)
+try:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"])
+    print("second row", flush=True)
+finally:
+    print("cleaned up", flush=True)
 """
 
 
-def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(benchmarks, monkeypatch, tmp_path):
+@pytest.fixture
+def in_the_background() -> Iterator[None]:
+    """As a shell starts it there: interrupts are ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(
+    benchmarks, in_the_background, monkeypatch, tmp_path
+):
     import record
 
     (tmp_path / "benchmarks").mkdir()
@@ -116,7 +131,7 @@ def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(benchmarks
     (tmp_path / "benchmarks/calibrated.py").write_text((PROJECT / "benchmarks/calibrated.py").read_text())
     monkeypatch.setattr(record, "PROJECT", tmp_path)
     cut_off = record.run("slow", [], limit_seconds=8)
-    assert cut_off.output.splitlines() == ["first row", "cut off after 8 seconds"]
+    assert cut_off.output.splitlines() == ["first row", "cleaned up", "cut off after 8 seconds"]
     assert cut_off.calibration_seconds is None
     with pytest.raises(subprocess.CalledProcessError):
         record.run("missing", [], limit_seconds=60)
