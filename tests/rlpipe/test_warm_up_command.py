@@ -10,6 +10,7 @@ def test_both_sides_are_warmed_up_and_no_run_is_made(tmp_path):
         f"run.directory={tmp_path}/runs",
         f"jit.cache_directory={tmp_path}/caches",
         "rollout.engine.max_running_requests=4",
+        "rollout.engine.kv_cache_tokens=1024",
         "actor.max_tokens_per_gpu=96",
     ]
     output = run_command("warm-up", *run_arguments(tmp_path, *settings))
