@@ -16,6 +16,7 @@ from rlpipe.commands.user_errors import one_sentence
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.shared import interrupts
+from rlpipe.shared.collection import skip_collection_at_exit
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.secret_text import hide_in_tracebacks
 
@@ -537,6 +538,7 @@ def main() -> None:
     """Run the command line. SIGTERM ends a run as cleanly as Ctrl-C does."""
     hide_in_tracebacks()
     set_defaults()
+    skip_collection_at_exit()
     make_folder_importable()
     interrupts.install()
     app(_with_resume_name(sys.argv[1:]))

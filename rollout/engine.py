@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe.model.hub import model_folder
+from rlpipe.shared.collection import collection_paused
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
@@ -86,9 +87,10 @@ class Engine:
         prepare_process(setup)
         self._first_token = FirstToken(Path(setup.log_path))  # beside the log, in a folder that is there by now
         self._draft_seconds = DraftSeconds(Path(setup.log_path))
-        from rollout.sglang_engine import start_sglang
+        with collection_paused():
+            from rollout.sglang_engine import start_sglang
 
-        arguments, notes = sglang_arguments(setup)
+            arguments, notes = sglang_arguments(setup)
         imported = time.perf_counter()
         try:
             self._sglang = start_sglang(setup.instance, arguments)

@@ -15,7 +15,7 @@ from sglang.srt.server_args import (
 
 from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches import state_caches
-from rollout.sglang_patches.scheduler_process import run_scheduler
+from rollout.sglang_patches.scheduler_entry import SchedulerEntry
 
 replaces(
     "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes",
@@ -41,7 +41,7 @@ def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
     class NamedEngine(Engine):
         """An engine of which `instance` is the name in /dev/shm."""
 
-        run_scheduler_process_func = staticmethod(run_scheduler)
+        run_scheduler_process_func = staticmethod(SchedulerEntry())
 
         @classmethod
         def _launch_scheduler_processes(

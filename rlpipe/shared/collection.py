@@ -1,5 +1,6 @@
-"""Python's cyclic garbage collector, where GPUs would wait for it."""
+"""Python's cyclic garbage collector, where GPUs or users would wait for it."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """The collector looks at millions of samples each time that their number has grown by a quarter; it does so after
-    this."""
+    this. The same holds for what large libraries make as they are imported."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -16,3 +17,8 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def skip_collection_at_exit() -> None:
+    """A process that ends need not look for garbage: among what torch and Ray leave behind that takes it a second."""
+    atexit.register(gc.freeze)

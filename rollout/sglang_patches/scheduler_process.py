@@ -1,5 +1,6 @@
 """Entry point of SGLang's scheduler processes: patches first, then SGLang's own entry point."""
 
+import gc
 import os
 from typing import Any
 
@@ -53,6 +54,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     if server_arguments.enable_deterministic_inference and server_arguments.device == "cuda":
         seeded_draw.install()
     _install_drafting(server_arguments)
+    gc.enable()  # paused by SchedulerEntry
     run_scheduler_process(*arguments, **keywords)
 
 
