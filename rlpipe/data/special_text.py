@@ -5,6 +5,7 @@ is tokenized, the stand-in becomes the tokens of the text, while what the templa
 tokenizers look for special tokens in text that they have normalized: what becomes one only then is treated alike.
 """
 
+import copy
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -57,11 +58,13 @@ class SpecialText:
 
     def token_ids(self, text: str) -> list[int]:
         """Tokens of a text with stand-ins: these become text, special tokens outside of them stay special."""
-        if _MARK not in text:
-            return self._encoded(text, split_special_tokens=False)
         ids: list[int] = []
-        for piece in _STAND_IN.split(text):
-            ids += self._encoded(self.shown(piece), split_special_tokens=piece.startswith(_MARK)) if piece else []
+        for piece in filter(None, _STAND_IN.split(text)):
+            if piece.startswith(_MARK):
+                found = self._splitting(self.shown(piece), add_special_tokens=False, split_special_tokens=True)
+            else:
+                found = self._tokenizer(piece, add_special_tokens=False)
+            ids += found["input_ids"]
         return ids
 
     def _hidden(self, text: str) -> str:
@@ -77,6 +80,7 @@ class SpecialText:
     def _number(self) -> dict[str, int]:
         return {token: number for number, token in enumerate(self._tokens)}
 
-    def _encoded(self, text: str, split_special_tokens: bool) -> list[int]:
-        options = {"split_special_tokens": True} if split_special_tokens else {}
-        return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+    @cached_property
+    def _splitting(self) -> "PreTrainedTokenizerBase":
+        """A tokenizer of its own: one holds whether it splits special tokens, for all threads that use it."""
+        return copy.deepcopy(self._tokenizer)

@@ -55,15 +55,6 @@ def test_experts_of_the_engine_are_those_of_the_actor_in_a_whole_run(tmp_path):
         assert row["rollout/prefix_hit_share"] == 0  # no cache of recurrent states on a CPU
 
 
-@pytest.mark.slow
-def test_one_step_off_is_one_version_behind_and_keeps_responses_whole(tmp_path):
-    run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, _AGAINST_ROLLOUT, "rollout.mode=one_step_off"))
-    rows = metric_rows(tmp_path / "small")[-4:]
-    assert [row["rollout/weight_version_lag_max"] for row in rows] == [0, 1, 1, 1]
-    assert [row["rollout/off_policy_share"] for row in rows] == [0, 1, 1, 1]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again(tmp_path):
     interrupted = ["rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]

@@ -13,7 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from run_support import PROJECT, assert_no_process_is_left, marked_processes, run_arguments, start_command
+from run_support import (
+    PROJECT,
+    assert_no_process_is_left,
+    marked_processes,
+    metric_rows,
+    run_arguments,
+    start_command,
+)
 
 from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
@@ -59,9 +66,11 @@ def _config_with_secrets(folder: Path) -> Path:
 def test_a_run_listens_at_the_loopback_only_and_tells_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It generates while it trains, which no other of the quick tests does in a whole run."""
     monkeypatch.setenv("WANDB_API_KEY", PLANTED["environment"])
     monkeypatch.setenv("SERVICE_PASSWORD", PLANTED["environment"])
-    _, *arguments = run_arguments(tmp_path / "runs", "trackers.wandb=offline", "trackers.tensorboard=true")
+    settings = ["trackers.wandb=offline", "trackers.tensorboard=true", "rollout.mode=one_step_off"]
+    _, *arguments = run_arguments(tmp_path / "runs", *settings, "algorithm.old_policy=rollout")
     arguments = [one for one in arguments if not one.startswith("reward.name=")]
     mark = uuid.uuid4().hex
     run = start_command("train", str(_config_with_secrets(tmp_path)), *arguments, "actor.processes=2", mark=mark)
@@ -89,6 +98,9 @@ def test_a_run_listens_at_the_loopback_only_and_tells_no_secret(
     leaks = [path for path in files if any(secret.encode() in path.read_bytes() for secret in PLANTED.values())]
     assert leaks == []
     assert HIDDEN in (tmp_path / "runs/small/samples.jsonl").read_text()
+    rows = metric_rows(tmp_path / "runs/small")[-4:]
+    assert [row["rollout/weight_version_lag_max"] for row in rows] == [0, 1, 1, 1]
+    assert [row["rollout/off_policy_share"] for row in rows] == [0, 1, 1, 1]
     assert_no_process_is_left(mark)
 
 

@@ -1,6 +1,5 @@
 """`rlpipe sft` by the command line: it learns, and a resumed run gives the bits of one without a break."""
 
-import pytest
 from run_support import PROJECT, metric_rows, run_command
 
 _SMALL = [
@@ -18,7 +17,6 @@ def _arguments(folder, *more):
     return [str(PROJECT / "configs/demo/sft.yaml"), *_SMALL, *places, *more]
 
 
-@pytest.mark.slow
 def test_sft_learns_and_resumes_to_the_same_bits(tmp_path):
     weights = tmp_path / "small/policy/model.safetensors"
     run_command("sft", *_arguments(tmp_path))

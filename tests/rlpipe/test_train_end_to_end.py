@@ -187,8 +187,12 @@ def test_a_run_that_loses_its_actor_ends_in_the_same_bits(four, tmp_path):
 
 
 def test_terminated_runs_save_and_leave_no_process_and_no_engine_file(tmp_path):
-    engines = engines_of_interrupted_run(tmp_path, signal.SIGTERM)
-    (*_, last) = metric_rows(tmp_path / "small")
+    """While responses are generated ahead of training, none of which trains what is too old."""
+    ahead = ("rollout.mode=async", "rollout.max_staleness=2", "algorithm.correction.weight=token")
+    engines = engines_of_interrupted_run(tmp_path, signal.SIGTERM, *ahead, rows=5)
+    (*rows, last) = metric_rows(tmp_path / "small")
+    assert max(row["rollout/weight_version_lag_max"] for row in rows[1:]) in (1, 2)
+    assert any(row["rollout/off_policy_share"] > 0 for row in rows[1:])
     assert (tmp_path / f"small/checkpoints/iteration_{last['iteration']:08d}/state.json").exists()
     assert (tmp_path / "small/report.html").exists()
     assert len(engines) == 1
@@ -211,12 +215,13 @@ def wait_for_rows(process: subprocess.Popen[str], folder: Path, rows: int) -> No
         time.sleep(0.2)
 
 
-def engines_of_interrupted_run(folder: Path, number: signal.Signals) -> set[str]:
-    """Start a run, interrupt it once it iterates, and see its processes end; returns the names of its engines."""
+def engines_of_interrupted_run(folder: Path, number: signal.Signals, *settings: str, rows: int = 2) -> set[str]:
+    """Start a run, interrupt it once it has written `rows`, and see its processes end; returns the names of its
+    engines."""
     mark = uuid.uuid4().hex
-    settings = (*UNTRACKED, "run.iterations=1000", "trackers.prometheus_port=0")
-    process = start_command("train", *run_arguments(folder, *settings), mark=mark)
-    wait_for_rows(process, folder, 2)
+    endless = (*UNTRACKED, "run.iterations=1000", "trackers.prometheus_port=0", *settings)
+    process = start_command("train", *run_arguments(folder, *endless), mark=mark)
+    wait_for_rows(process, folder, rows)
     assert_scraped(folder / "small")
     engines = engine_instances(mark)
     process.send_signal(number)
