@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from run_support import UNTRACKED, metric_rows, run_arguments, run_command
@@ -55,15 +56,33 @@ def test_experts_of_the_engine_are_those_of_the_actor_in_a_whole_run(tmp_path):
         assert row["rollout/prefix_hit_share"] == 0  # no cache of recurrent states on a CPU
 
 
-@pytest.mark.timeout(900)
-def test_interrupted_responses_go_on_and_a_resumed_run_begins_their_prompts_again(tmp_path):
-    interrupted = ["rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]
-    settings = [*_NO_EXTRAS, _AGAINST_ROLLOUT, *interrupted]
-    run_command("train", *run_arguments(tmp_path, *settings, "run.iterations=2"))
-    run_command("train", *run_arguments(tmp_path, *settings), "--resume")
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Folder and settings of a run of two iterations that begins more responses than it waits for."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    more = ["rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=24"]
+    settings = [*_NO_EXTRAS, _AGAINST_ROLLOUT, *more]
+    run_command("train", *run_arguments(folder, *settings, "run.iterations=2"))
+    return folder, settings
+
+
+def test_interrupted_responses_go_on_in_the_next_iteration(interrupted):
+    folder, _ = interrupted
+    first, second = metric_rows(folder / "small")[-2:]
+    assert first["rollout/samples_count"] == second["rollout/samples_count"] == 32
+    assert first.get("rollout/samples_continued_count", 0) == first["rollout/off_policy_share"] == 0
+    assert second["rollout/samples_continued_count"] > 0 and second["rollout/off_policy_share"] > 0
+
+
+@pytest.mark.slow
+def test_a_resumed_run_begins_the_prompts_of_interrupted_responses_again(interrupted, tmp_path):
+    folder, settings = interrupted
+    shutil.copytree(folder / "small", tmp_path / "small")
+    places = [f"model.path={folder.parent}/small-policy", f"prepare.directory={folder.parent}/small-task"]
+    run_command("train", *run_arguments(tmp_path, *settings, *places), "--resume")
     rows = metric_rows(tmp_path / "small")[-4:]
-    assert any(row.get("rollout/samples_continued_count", 0) > 0 for row in rows)
-    assert any(row["rollout/off_policy_share"] > 0 for row in rows)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert rows[2].get("rollout/samples_continued_count", 0) == 0 < rows[3]["rollout/samples_continued_count"]
     assert all(row["rollout/samples_count"] == 32 for row in rows)
 
 
