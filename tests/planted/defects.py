@@ -465,6 +465,14 @@ _ROLLOUT = [
         "actor/test_hf_weights.py::test_what_was_loaded_streams_out_unchanged",
     ),
     Defect(
+        "conversations beside each other share what a tokenizer holds",
+        "rlpipe/data/special_text.py",
+        "return copy.deepcopy(self._tokenizer)",
+        "return self._tokenizer",
+        "rlpipe/test_special_text.py::test_conversations_beside_each_other_get_the_tokens_that_each_gets_alone",
+        error="RuntimeError",
+    ),
+    Defect(
         "a response that moves to another engine begins anew there",
         "rollout/client.py",
         "replace(request, partial=generation.partial)",
