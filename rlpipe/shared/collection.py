@@ -20,5 +20,5 @@ def collection_paused() -> Iterator[None]:
 
 
 def skip_collection_at_exit() -> None:
-    """A process that ends need not look for garbage: among what torch and Ray leave behind that takes it a second."""
+    """A process that ends need not look for garbage among what torch and Ray leave behind; its user would wait."""
     atexit.register(gc.freeze)

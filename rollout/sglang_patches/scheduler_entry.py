@@ -6,8 +6,8 @@ from typing import Any
 
 
 class SchedulerEntry:
-    """Runs a scheduler, in a process that got it by pickle. There the collector is paused until all is imported: by
-    default it takes a quarter of the time that importing SGLang does, and finds nothing."""
+    """Runs a scheduler, in a process that got it by pickle. There the collector is paused until all is imported: it
+    would walk through all that SGLang makes then, again and again, and find nothing."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         from rollout.sglang_patches.scheduler_process import run_scheduler
