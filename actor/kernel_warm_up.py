@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 
 from actor.device import compute_device, peak_allocation
-from actor.layers.causal_attention import plan_long_sequences
+from actor.layers.causal_attention import LongShapes, plan_long_sequences
 from actor.models.policy_model import take_mtp_loss
 from actor.trainer import Trainer
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -43,20 +43,18 @@ def warm_up(
 
 
 def _plan_attention(trainer: Trainer, longest_tokens: int) -> None:
-    """For the heads that one rank holds. Pieces of sequences under context parallelism never are cuDNN's."""
+    """For the heads that one rank holds, of sequences or of its pieces of them."""
     config, parallel = trainer.policy[0].config, trainer.options.actor.parallel
-    if parallel.context > 1:
-        return
-    lengths = plan_long_sequences(
+    shapes = plan_long_sequences(
         config.num_attention_heads // parallel.tensor,
         max(1, config.num_query_groups // parallel.tensor),
         config.kv_channels,
-        longest_tokens,
+        LongShapes.of(longest_tokens, parallel.context, parallel_state.get_context_parallel_rank()),
         config.params_dtype,
         compute_device(),
     )
-    if lengths:
-        logger.info("attention of long sequences runs on cuDNN, which planned it for %d lengths", lengths)
+    if shapes:
+        logger.info("attention of long sequences runs on cuDNN, which planned it for %d shapes", shapes)
 
 
 @contextmanager

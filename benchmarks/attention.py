@@ -1,9 +1,10 @@
 """Attention of a pack by cuDNN, one sequence after the other, and by FlashAttention 2, all of them in one call.
 
-Packs of about 32,768 tokens, of sequences as long as each other; heads of Qwen3.5-35B-A3B, bfloat16, on a GPU of kind
-Hopper or newer. `first ms` is the first pass over a length, in which cuDNN makes its plans.
+Packs of about 32,768 tokens, of sequences as long as each other; then pieces of sequences, as context parallelism makes
+them, each with the keys before it. Heads of Qwen3.5-35B-A3B, bfloat16, on a GPU of kind Hopper or newer. `first ms` is
+the first pass over a length, in which cuDNN makes its plans.
 
-    python benchmarks/attention.py [--lengths 2048,8192] [--tokens 32768]
+    python benchmarks/attention.py [--lengths 2048,8192] [--pieces 8192+24576] [--tokens 32768]
 """
 
 import argparse
@@ -16,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from actor.layers.causal_attention import Segments, long_sequence, packed_flash
+from actor.layers.causal_attention import Segments, packed_flash
+from actor.layers.cudnn_attention import long_piece, long_sequence
 
 HEADS, KEY_VALUE_HEADS, CHANNELS = 16, 2, 256
 SCALE = CHANNELS**-0.5
@@ -26,36 +28,41 @@ ROUNDS = 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="512,1024,2048,3000,4096,8192,9000,16384,20000,32768")
+    parser.add_argument("--pieces", default="3000+3000,4096+12288,7000+7000,8192+24576,16384+49152,65536+196608")
     parser.add_argument("--tokens", type=int, default=32768, help="of a pack")
     arguments = parser.parse_args()
-    lengths = [int(length) for length in arguments.lengths.split(",")]
     if not torch.cuda.is_available():
         sys.exit("attention: there is no GPU here, and its kernels have no other device")
     print(f"{torch.cuda.get_device_name()}, {HEADS} heads of {CHANNELS}, {KEY_VALUE_HEADS} key/value heads, bfloat16")
-    print(f"{'sequences':>17}{'':8}{'first ms':>10}{'forward ms':>12}{'backward ms':>13}{'cuDNN over flash':>18}")
-    for length in lengths:
+    print(f"{'sequences':>19}{'':8}{'first ms':>10}{'forward ms':>12}{'backward ms':>13}{'cuDNN over flash':>18}")
+    for length in map(int, arguments.lengths.split(",")):
         count = max(1, arguments.tokens // length)
-        cudnn, flash = (measure(length, count, name) for name in ("cuDNN", "flash"))
-        for name, (first, forward, backward) in (("cuDNN", cudnn), ("flash", flash)):
-            ratio = f"{sum(flash[1:]) / sum(cudnn[1:]):17.2f}x" if name == "cuDNN" else ""
-            pack = f"{count} x {length:,}"
-            print(f"{pack:>17}{name:>8}{first:10.1f}{forward:12.3f}{backward:13.3f}{ratio}", flush=True)
+        _compare(f"{count} x {length:,}", count, length, length)
+    for piece in arguments.pieces.split(","):
+        own, before = map(int, piece.split("+"))
+        _compare(f"{own:,} + {before:,}", 1, own, own + before)
 
 
-def measure(length: int, count: int, name: str) -> tuple[float, float, float]:
+def _compare(name: str, count: int, queries: int, keys: int) -> None:
+    cudnn, flash = (measure(count, queries, keys, kernel) for kernel in ("cuDNN", "flash"))
+    for kernel, (first, forward, backward) in (("cuDNN", cudnn), ("flash", flash)):
+        ratio = f"{sum(flash[1:]) / sum(cudnn[1:]):17.2f}x" if kernel == "cuDNN" else ""
+        print(f"{name:>19}{kernel:>8}{first:10.1f}{forward:12.3f}{backward:13.3f}{ratio}", flush=True)
+
+
+def measure(count: int, queries: int, keys: int, name: str) -> tuple[float, float, float]:
     """Milliseconds: of the first pass forward and backward, and medians of later ones."""
-    shapes = (HEADS, KEY_VALUE_HEADS, KEY_VALUE_HEADS)
+    shapes = ((count * queries, HEADS), (count * keys, KEY_VALUE_HEADS), (count * keys, KEY_VALUE_HEADS))
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (
-        torch.randn(count * length, heads, CHANNELS, device="cuda", dtype=torch.bfloat16, generator=generator)
-        for heads in shapes
+        torch.randn(*shape, CHANNELS, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes
     )
     for leaf in (q, k, v):
         leaf.requires_grad_()
     times = []
     for _ in range(ROUNDS + 1):
         marks = [_now()]
-        out = attend(q, k, v, length, name)
+        out = attend(q, k, v, queries, keys, name)
         marks.append(_now())
         out.backward(torch.ones_like(out))
         marks.append(_now())
@@ -64,14 +71,15 @@ def measure(length: int, count: int, name: str) -> tuple[float, float, float]:
     return sum(times[0]) * 1e3, forward * 1e3, backward * 1e3
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int, name: str) -> torch.Tensor:
-    """Of a pack of sequences of `length` tokens."""
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int, keys: int, name: str) -> torch.Tensor:
+    """Of a pack of sequences, or pieces of them, of `queries` tokens, each of which sees `keys`."""
     if name == "cuDNN":
-        sequences = zip(q.split(length), k.split(length), v.split(length), strict=True)
-        return torch.cat([long_sequence(*sequence, SCALE) for sequence in sequences])
-    ends = torch.arange(0, len(q) + 1, length, device=q.device, dtype=torch.int32)
-    segments = Segments(tuple(ends.tolist()), ends)
-    return packed_flash(q, k, v, segments, segments, SCALE)
+        sequences = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+        kernel = long_sequence if queries == keys else long_piece
+        return torch.cat([kernel(*sequence, SCALE) for sequence in sequences])
+    ends = [torch.arange(0, len(one) + 1, size, device=q.device) for one, size in ((q, queries), (k, keys))]
+    seen_by, seen = (Segments(tuple(one.tolist()), one.int()) for one in ends)
+    return packed_flash(q, k, v, seen_by, seen, SCALE)
 
 
 def _now() -> float:

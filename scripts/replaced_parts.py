@@ -360,11 +360,11 @@ def _is_private(name: str) -> bool:
 
 
 def undeclared(parts: list[Part], points: list[TouchPoint]) -> list[TouchPoint]:
-    """Those that no declaration in their file covers: it has a target of that name, or one without where the name is
-    known at run time only."""
+    """Those that no declaration in their file covers: it has a target or a text of that name, or a target without a
+    name where that is known at run time only."""
     names: dict[str, set[str]] = {}
     for part in parts:
-        names.setdefault(part.file, set()).add(part.last_name)
+        names.setdefault(part.file, set()).update((part.last_name, *part.texts))
         names[part.file].update(part.target.partition(":")[0].split("."))
     return [
         one for one in points if one.name not in names.get(one.file, ()) and not (not one.name and one.file in names)

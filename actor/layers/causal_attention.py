@@ -1,8 +1,9 @@
 """Causal attention of packed sequences, by the kernel that is fastest for each length.
 
 On a GPU, in half precision: FlashAttention 2 takes a whole pack at once, whatever its lengths. cuDNN takes sequences of
-one length at a time, and on Hopper passes a long one faster (`benchmarks/attention.py`), so long sequences go to it one
-by one where heads have a width at which tests compare it with float32. Everywhere else torch's own kernels run.
+one length at a time, and on Hopper passes a long one faster (`benchmarks/attention.py`), so long sequences, and long
+pieces of them, go to it one by one where heads have a width at which tests compare it with float32. Everywhere else
+torch's own kernels run.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.attention
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from actor.layers.cudnn_attention import CuDnn, Cut, long_piece, long_sequence, rounded_length
 from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
@@ -60,8 +61,8 @@ def causal_attention(
     query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
     """
     if query.is_cuda and query.dtype in _FLASH_DTYPES:
-        if queries.ends == keys.ends and queries.longest >= _LONG_TOKENS and _cudnn_runs(query, key, value):
-            return _long_ones_apart(query, key, value, queries, scale)
+        if queries.longest >= _LONG_TOKENS and _cudnn_runs(query, key, value):
+            return _long_ones_apart(query, key, value, queries, keys, scale)
         return packed_flash(query, key, value, queries, keys, scale)
     if queries.ends == keys.ends:
         return _causal_in_batches(query, key, value, queries, scale)
@@ -80,19 +81,18 @@ def _cudnn_runs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
 
 
 def _long_ones_apart(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Segments, keys: Segments, scale: float
 ) -> torch.Tensor:
-    runs = segment_runs(segments.ends)
-    lengths = [segments.ends[last] - segments.ends[first] for first, last in runs]
+    runs = segment_runs(queries.ends)
+    lengths, seen = ([one.ends[last] - one.ends[first] for first, last in runs] for one in (queries, keys))
     outputs = []
     # Not slices, as above.
-    pieces = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-    for (first, last), (q, k, v) in zip(runs, pieces, strict=True):
+    parts = zip(query.split(lengths), key.split(seen), value.split(seen), strict=True)
+    for (first, last), (q, k, v) in zip(runs, parts, strict=True):
         if last - first == 1 and len(q) >= _LONG_TOKENS:
-            outputs.append(long_sequence(q, k, v, scale))
+            outputs.append((long_sequence if len(q) == len(k) else long_piece)(q, k, v, scale))
         elif len(q):
-            part = segments.part(first, last)
-            outputs.append(packed_flash(q, k, v, part, part, scale))
+            outputs.append(packed_flash(q, k, v, queries.part(first, last), keys.part(first, last), scale))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -106,13 +106,6 @@ def segment_runs(ends: tuple[int, ...]) -> list[tuple[int, int]]:
     return runs
 
 
-def rounded_length(tokens: int) -> int:
-    """The next of 16 lengths between two powers of two: cuDNN plans a kernel anew for every length, and few lengths are
-    worth a few percent of filling."""
-    step = 1 << max(0, (tokens - 1).bit_length() - 5)
-    return -(-tokens // step) * step
-
-
 def long_lengths(longest_tokens: int) -> list[int]:
     """Every length, filling included, at which cuDNN meets sequences of at most `longest_tokens`."""
     lengths = [rounded_length(_LONG_TOKENS)]
@@ -121,42 +114,55 @@ def long_lengths(longest_tokens: int) -> list[int]:
     return lengths if longest_tokens >= _LONG_TOKENS else []
 
 
+@dataclass(frozen=True)
+class LongShapes:
+    """What cuDNN meets. squares: lengths of as many queries as keys. rectangles: of queries, and of keys before."""
+
+    squares: tuple[int, ...]
+    rectangles: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, longest_tokens: int, context_parallel: int, rank: int) -> "LongShapes":
+        """Of sequences of at most `longest_tokens`, or the two pieces of each that context-parallel rank `rank` has."""
+        if context_parallel == 1:
+            return cls(tuple(long_lengths(longest_tokens)))
+        squares, rectangles = set(), set()
+        for tokens in range(_LONG_TOKENS, -(-longest_tokens // (2 * context_parallel)) + 1):
+            for earlier in (rank, 2 * context_parallel - 1 - rank):
+                cut = Cut.of(tokens, (earlier + 1) * tokens)
+                squares.add(rounded_length(cut.overlap + tokens))
+                if cut.before:
+                    rectangles.add((rounded_length(tokens), cut.before))
+        return cls(tuple(sorted(squares)), tuple(sorted(rectangles)))
+
+
 def plan_long_sequences(
-    heads: int, key_value_heads: int, channels: int, longest_tokens: int, dtype: torch.dtype, device: torch.device
+    heads: int, key_value_heads: int, channels: int, shapes: LongShapes, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Let cuDNN plan its kernels for `long_lengths` now, which takes a tenth of a second each, rather than in a step.
+    """Let cuDNN plan its kernels for `shapes` now, which takes a tenth of a second each, rather than in a step.
 
     With gradients, and without: then it keeps less and has another kernel.
 
-    Returns the number of lengths: 0 where cuDNN does not run.
+    Returns the number of shapes: 0 where cuDNN does not run.
     """
     if device.type != "cuda" or dtype not in _FLASH_DTYPES:
         return 0
-    shapes = ((heads, channels), (key_value_heads, channels), (key_value_heads, channels))
-    lengths = long_lengths(longest_tokens)
-    for length in lengths:
-        q, k, v = (torch.zeros(length, *shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+
+    def rows(tokens: int, count: int) -> torch.Tensor:
+        return torch.zeros(tokens, count, channels, dtype=dtype, device=device, requires_grad=True)
+
+    for length in shapes.squares:
+        q, k, v = (rows(length, count) for count in (heads, key_value_heads, key_value_heads))
         if not _cudnn_runs(q, k, v):
             return 0
         out = long_sequence(q, k, v, scale=1.0)
         out.backward(torch.zeros_like(out))
         with torch.no_grad():
             long_sequence(q, k, v, scale=1.0)
-    return len(lengths)
-
-
-def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of one sequence by cuDNN. query: [t, heads, d]; key, value: [t, kv_heads, d]; returns [t, heads, d].
-
-    Filled at the right, which under causal attention only the filling's own rows see.
-    """
-    tokens = len(query)
-    filling = rounded_length(tokens) - tokens
-    rows = (F.pad(x, (0, 0, 0, 0, 0, filling)) if filling else x.contiguous() for x in (query, key, value))
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in rows)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return out.squeeze(0).transpose(0, 1)[:tokens]
+    for length, before in shapes.rectangles:
+        q, k, v = (rows(*one) for one in ((length, heads), (before, key_value_heads), (before, key_value_heads)))
+        CuDnn().plan(q, k, v)
+    return len(shapes.squares) + len(shapes.rectangles)
 
 
 def packed_flash(

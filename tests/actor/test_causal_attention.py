@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.layers.causal_attention import long_lengths, rounded_length, segment_runs
+from actor.layers.causal_attention import LongShapes, long_lengths, segment_runs
+from actor.layers.cudnn_attention import Cut, rounded_length
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 300), st.integers(2900, 9000)), min_size=1, max_size=20)
 
@@ -42,6 +43,25 @@ def test_an_octave_has_sixteen_lengths():
 @given(st.integers(3000, 40_000))
 def test_every_long_sequence_meets_a_length_that_was_planned(tokens):
     assert rounded_length(tokens) in long_lengths(40_000)
+
+
+@given(st.integers(12_000, 70_000), st.sampled_from([(2, 0), (2, 1), (4, 2)]))
+def test_every_long_piece_meets_shapes_that_were_planned(sequence_tokens, group):
+    size, rank = group
+    shapes, piece = LongShapes.of(70_000, size, rank), sequence_tokens // (2 * size)
+    if piece < 3000:
+        return
+    for earlier in (rank, 2 * size - 1 - rank):
+        cut = Cut.of(piece, (earlier + 1) * piece)
+        assert cut.before + cut.overlap == earlier * piece and 4 * cut.overlap <= earlier * piece
+        assert rounded_length(piece + cut.overlap) in shapes.squares
+        assert not cut.before or (rounded_length(piece), cut.before) in shapes.rectangles
+
+
+def test_pieces_have_few_shapes():
+    shapes = LongShapes.of(32_768, 2, 1)
+    assert len(shapes.squares) < 60 and len(shapes.rectangles) < 110
+    assert LongShapes.of(11_000, 2, 1) == LongShapes(()) == LongShapes.of(2_000, 1, 0)
 
 
 def test_lengths_are_planned_up_to_the_longest_sequence_only():

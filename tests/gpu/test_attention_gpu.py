@@ -4,13 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from actor.layers.causal_attention import (
-    Segments,
-    causal_attention,
-    long_lengths,
-    long_sequence,
-    plan_long_sequences,
-)
+from actor.layers.causal_attention import LongShapes, Segments, causal_attention, plan_long_sequences
+from actor.layers.cudnn_attention import long_sequence
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
 
@@ -68,6 +63,40 @@ def test_cudnn_gives_what_float32_gives(heads, tokens):
     assert _relative(found, _attend([one.float() for one in inputs], (0, tokens))) < 0.01
 
 
-def test_all_lengths_of_long_sequences_are_planned():
-    planned = plan_long_sequences(8, 2, 256, 6000, torch.bfloat16, torch.device("cuda"))
-    assert planned == (len(long_lengths(6000)) if torch.cuda.get_device_capability() >= (9, 0) else 0)
+PIECES = {
+    "first and last": ((0, 3000, 6000), (0, 3000, 15000)),
+    "in the middle": ((0, 3500, 7000), (0, 7000, 17500)),
+    "with short ones": ((0, 700, 1400, 4500, 7600), (0, 1400, 3500, 9700, 19000)),
+}
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("pack", PIECES)
+def test_pieces_of_long_sequences_give_what_float32_gives(pack, heads):
+    (query_ends, key_ends), (queries, keys, channels) = PIECES[pack], HEADS[heads]
+    torch.manual_seed(0)
+    sizes = ((query_ends[-1], queries), (key_ends[-1], keys), (key_ends[-1], keys))
+    inputs = [torch.randn(*size, channels, device="cuda").bfloat16() for size in sizes]
+    upstream = torch.randn(*sizes[0], channels, device="cuda")
+    segments = [Segments(ends, torch.tensor(ends, dtype=torch.int32, device="cuda")) for ends in (query_ends, key_ends)]
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [one.to(dtype).requires_grad_() for one in inputs]
+        out = causal_attention(*leaves, *segments, SCALE)
+        return [out, *torch.autograd.grad((out.float() * upstream).sum(), leaves)]
+
+    wanted = run(torch.float32)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        found = run(torch.bfloat16)
+    for name, one, right in zip(("out", "query", "key", "value"), found, wanted, strict=True):
+        assert _relative(one, right) < 0.01, name
+    cudnn = [event.key for event in profiler.key_averages() if "cudnn" in event.key]
+    assert bool(cudnn) == (torch.cuda.get_device_capability() >= (9, 0))
+
+
+@pytest.mark.parametrize("group", [(1, 0), (2, 1)])
+def test_all_shapes_of_long_sequences_are_planned(group):
+    shapes = LongShapes.of(14_000, *group)
+    planned = plan_long_sequences(8, 2, 256, shapes, torch.bfloat16, torch.device("cuda"))
+    count = len(shapes.squares) + len(shapes.rectangles)
+    assert planned == (count if torch.cuda.get_device_capability() >= (9, 0) else 0)

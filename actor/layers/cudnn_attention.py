@@ -1,0 +1,222 @@
+"""Attention of one sequence, or of a piece of one to itself and all before it, by cuDNN.
+
+It is causal where queries and keys are as many, and else attends to everything. So a piece attends to keys before it as
+a rectangle, and to the rest as a square; both results are weighted by the sums of their exponentials. The gradient of
+each is the kernel's own, given what came out of both: as in ring attention (arXiv 2310.01889).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "torch._C._VariableFunctions:_scaled_dot_product_cudnn_attention",
+    why="results of two parts of the keys are added up by the sums of their exponentials, which no public call gives",
+    drop_when="torch's scaled_dot_product_attention is causal from the bottom right on cuDNN, or gives these sums",
+)
+relies_on(
+    "torch._meta_registrations:meta__scaled_dot_product_cudnn_backward",
+    texts=("_scaled_dot_product_cudnn_attention_backward",),
+    why="the gradient of one part takes what came out of both",
+    drop_when="as above",
+)
+
+Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value."""
+
+_MERGED_ROWS = 8192
+"""Taken in float32 at a time."""
+
+
+class Kernel(Protocol):
+    """Attention of all sequences and heads at once. query: [1, heads, t, d]; key, value: [1, kv_heads, s, d]."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, heads, t, d], and the logarithms of the sums of exponentials, float32 [1, heads, t]."""
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Inputs,
+        out: torch.Tensor,
+        log_sums: torch.Tensor,
+        is_causal: bool,
+        scale: float,
+    ) -> Inputs:
+        """Of query, key and value, where `out` and `log_sums` are those of all keys."""
+
+
+class CuDnn:
+    """cuDNN's, as torch calls it."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, 0.0, is_causal, False, scale=scale
+        )
+        return out, log_sums.view(out.shape[:3])
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Inputs,
+        out: torch.Tensor,
+        log_sums: torch.Tensor,
+        is_causal: bool,
+        scale: float,
+    ) -> Inputs:
+        query, key, value = inputs
+        nothing = torch.zeros((), dtype=torch.int64, device=query.device)  # seeds of a dropout that there is not
+        gradients: Inputs
+        gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            gradient,
+            query,
+            key,
+            value,
+            out,
+            log_sums.unsqueeze(-1),
+            nothing,
+            nothing,
+            None,
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            0.0,
+            is_causal,
+            scale=scale,
+        )
+        return gradients
+
+    def plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """For a rectangle of these rows, [t, heads, d] and [s, kv_heads, d], forward and backward."""
+        q, k, v = (_heads(rows.detach(), 0, len(rows)) for rows in (query, key, value))
+        out, log_sums = self.forward(q, k, v, False, 1.0)
+        self.backward(out, (q, k, v), out, log_sums, False, 1.0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys of a piece are divided. before: those of the rectangle. overlap: those that precede the piece and are in
+    the square, where as many queries are filled in before it."""
+
+    before: int
+    overlap: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int) -> "Cut":
+        """Of 4 lengths of a rectangle between two powers of two: what overlaps is computed in any case, and filling
+        costs half a square of it."""
+        start = keys - queries
+        step = 1 << max(0, start.bit_length() - 3)
+        return cls(start - start % step, start % step)
+
+
+def rounded_length(tokens: int) -> int:
+    """The next of 16 lengths between two powers of two: cuDNN plans a kernel anew for every length, and few lengths are
+    worth a few percent of filling."""
+    step = 1 << max(0, (tokens - 1).bit_length() - 5)
+    return -(-tokens // step) * step
+
+
+def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """query: [t, heads, d]; key, value: [t, kv_heads, d]; returns [t, heads, d].
+
+    Filled at the right, which under causal attention only the filling's own rows see.
+    """
+    tokens = len(query)
+    q, k, v = (_heads(rows, 0, rounded_length(tokens)) for rows in (query, key, value))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return _rows(out)[:tokens]
+
+
+def long_piece(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, kernel: Kernel = CuDnn()
+) -> torch.Tensor:
+    """query: [t, heads, d]; key, value: [s, kv_heads, d], s >= t; the last query sees the last key. Returns
+    [t, heads, d]."""
+    out: torch.Tensor = _PieceAttention.apply(query, key, value, scale, kernel)
+    return out
+
+
+class _PieceAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, kernel: Kernel
+    ) -> torch.Tensor:
+        ctx.scale, ctx.kernel, ctx.cut = scale, kernel, Cut.of(len(query), len(key))
+        own = slice(ctx.cut.overlap, ctx.cut.overlap + len(query))
+        square, square_sums = kernel.forward(*_square(ctx.cut, query, key, value), True, scale)
+        out, log_sums = _rows(square)[own], square_sums[..., own]
+        if ctx.cut.before:
+            every, every_sums = kernel.forward(*_rectangle(ctx.cut, query, key, value), False, scale)
+            every_sums = every_sums[..., : len(query)]
+            total = torch.logaddexp(log_sums, every_sums)
+            out = _merged(out, (log_sums - total).exp(), _rows(every)[: len(query)], (every_sums - total).exp())
+            log_sums = total
+        ctx.save_for_backward(query, key, value, out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, log_sums = ctx.saved_tensors
+        cut, tokens = ctx.cut, len(query)
+
+        def of(inputs: Inputs, first: int, is_causal: bool) -> tuple[torch.Tensor, ...]:
+            filled = inputs[0].shape[2]
+            sums = F.pad(log_sums, (first, filled - first - tokens))
+            others = (_heads(one, first, filled) for one in (gradients[0], out))
+            found = ctx.kernel.backward(next(others), inputs, next(others), sums, is_causal, ctx.scale)
+            return tuple(_rows(one) for one in found)
+
+        square = of(_square(cut, query, key, value), cut.overlap, True)
+        of_query = square[0][cut.overlap :][:tokens]
+        of_keys = [one[: cut.overlap + tokens] for one in square[1:]]
+        if cut.before:
+            every = of(_rectangle(cut, query, key, value), 0, False)
+            of_query = of_query + every[0][:tokens]
+            of_keys = [torch.cat(pair) for pair in zip(every[1:], of_keys, strict=True)]
+        return of_query, *of_keys, None, None
+
+
+def _square(cut: Cut, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Inputs:
+    """Rows filled in at either end are seen by no other query, and see nothing that counts."""
+    filled = rounded_length(cut.overlap + len(query))
+    later_key, later_value = (_heads(one[cut.before :], 0, filled) for one in (key, value))
+    return _heads(query, cut.overlap, filled), later_key, later_value
+
+
+def _rectangle(cut: Cut, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Inputs:
+    earlier_key, earlier_value = (_heads(one[: cut.before], 0, cut.before) for one in (key, value))
+    return _heads(query, 0, rounded_length(len(query))), earlier_key, earlier_value
+
+
+def _heads(rows: torch.Tensor, first: int, filled: int) -> torch.Tensor:
+    """[t, heads, d] -> [1, heads, filled, d], with zeros before `first` and at the end."""
+    after = filled - first - len(rows)
+    whole = F.pad(rows, (0, 0, 0, 0, first, after)) if first or after else rows.contiguous()
+    return whole.transpose(0, 1).unsqueeze(0)
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """[1, heads, t, d] -> [t, heads, d]."""
+    return heads.squeeze(0).transpose(0, 1)
+
+
+def _merged(one: torch.Tensor, one_share: torch.Tensor, other: torch.Tensor, other_share: torch.Tensor) -> torch.Tensor:
+    """one, other: [t, heads, d]; shares: float32 [1, heads, t]."""
+    merged = torch.empty_like(one, memory_format=torch.contiguous_format)
+    shares = (share.squeeze(0).T.unsqueeze(-1) for share in (one_share, other_share))
+    columns = (merged, one, next(shares), other, next(shares))
+    for into, first, first_share, second, second_share in zip(*(c.split(_MERGED_ROWS) for c in columns), strict=True):
+        into.copy_((first * first_share).addcmul_(second, second_share))
+    return merged
