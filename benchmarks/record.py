@@ -1,7 +1,7 @@
 """Run benchmarks and suites of tests, keep what they print with host, versions, commit and the code that cards name.
 
     python benchmarks/record.py packing "actor_layers --profile" ...     run, keep, and render docs/performance.md
-    python benchmarks/record.py gpu_tests                                the same for a suite of tests
+    python benchmarks/record.py gpu_kernels                              the same for a suite of tests
     python benchmarks/record.py --limit-seconds 400 long_context         keep what is printed by then, and say so
     python benchmarks/record.py                                          render the page again
     python benchmarks/record.py --check [NAME ...]                       run again what such a machine has recorded and

@@ -157,3 +157,11 @@ def test_what_can_be_recorded_has_its_program_and_every_question_its_section(ben
         assert (PROJECT / f"benchmarks/{program}.py").is_file(), name
     assert set(record._RECORDED.questions) <= set(record.BENCHMARKS)
     assert not set(record.SUITES) & set(record.BENCHMARKS)
+
+
+def test_every_test_of_gpus_is_in_a_suite(benchmarks):
+    import record
+
+    commands = [suite.command for suite in record.SUITES.values() if "tests/gpu/" in suite.command]
+    files = sorted(file.relative_to(PROJECT).as_posix() for file in PROJECT.glob("tests/gpu/test_*.py"))
+    assert files == sorted({word for command in commands for word in command.split() if word.startswith("tests/gpu/")})
