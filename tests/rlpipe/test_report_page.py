@@ -163,6 +163,18 @@ _ROWS = st.lists(
 )
 
 
+def test_events_that_are_not_whole_are_left_out_and_counted(tmp_path):
+    directory = _run(tmp_path)
+    directory.jit_events.parent.mkdir(exist_ok=True)
+    whole = {"iteration": 3, "kind": "triton", "name": "l2norm", "seconds": 1.0, "compiled": True}
+    process = {"iteration": 3, "kind": "compiler process", "compiler_seconds": 2.0, "grown_caches": ["triton"]}
+    damaged = {"iteration": 3, "compiled": True}, {**whole, "kind": None}
+    for row in (whole, process, {**process, "seconds": 1.0}, *damaged):
+        append_json_line(directory.jit_events, row)
+    page = write_report(tmp_path).page.read_text()
+    assert "triton l2norm (1x)" in page and "jit.jsonl: 2 damaged lines are left out." in page
+
+
 @settings(max_examples=25)
 @given(st.fixed_dictionaries({name: _ROWS for name in ("metrics", "samples", "ranks", "logs/jit")}))
 def test_no_rows_make_a_traceback(files):

@@ -71,7 +71,7 @@ def read_history(folder: Path) -> History:
         episodes=tuple(reader.rows(directory.episodes, lambda row: True)),
         config_yaml=directory.config.read_text(encoding="utf-8", errors="replace"),
         ranks=tuple(reader.rows(directory.ranks, _is_rank)),
-        jit_events=tuple(reader.rows(directory.jit_events, _is_event)),
+        jit_events=tuple(filter(_is_event, reader.rows(directory.jit_events, _is_event_or_compiler))),
         responses=tuple(filter(None, map(read_record, reader.rows(directory.responses, _is_record)))),
         notes=tuple(reader.notes()),
     )
@@ -121,10 +121,13 @@ def _is_rank(row: Mapping[str, Any]) -> bool:
 
 
 def _is_event(row: Mapping[str, Any]) -> bool:
-    if "seconds" not in row:
-        return True
     texts = all(isinstance(row.get(name), str) for name in ("kind", "name"))
-    return texts and _is_finite(row["seconds"]) and isinstance(row.get("compiled"), bool)
+    return texts and _is_finite(row.get("seconds")) and isinstance(row.get("compiled"), bool)
+
+
+def _is_event_or_compiler(row: Mapping[str, Any]) -> bool:
+    """Compilers without a hook are on lines of their own, of which the report tells nothing."""
+    return _is_event(row) or row.get("kind") == "compiler process"
 
 
 def _is_record(row: Mapping[str, Any]) -> bool:

@@ -210,11 +210,10 @@ def _compilation_table(history: History) -> str:
     compiled: Counter[tuple[str, str]] = Counter()
     last: dict[tuple[str, str], int] = {}
     for event in history.jit_events:
-        if "seconds" in event:
-            kernel = event["kind"], event["name"]
-            seconds[kernel] += event["seconds"]
-            compiled[kernel] += bool(event["compiled"])
-            last[kernel] = event["iteration"]
+        kernel = event["kind"], event["name"]
+        seconds[kernel] += event["seconds"]
+        compiled[kernel] += bool(event["compiled"])
+        last[kernel] = event["iteration"]
     rows: list[list[Any]] = [
         [name, kind, compiled[kind, name], f"{total:.2f}", last[kind, name]]
         for (kind, name), total in seconds.most_common(_MOST_KERNELS)
