@@ -34,7 +34,8 @@ LAYERS, VOCABULARY = 4, 1024
 
 @dataclass(frozen=True)
 class Passed:
-    """Of one forward and backward pass: float hidden states [t, h], and each parameter's gradient."""
+    """Of one forward and backward pass: float hidden states [t, h], and each parameter's gradient, on the host: those
+    of all passes take more than half a GPU of 80 GB."""
 
     hidden: torch.Tensor
     gradients: dict[str, torch.Tensor]
@@ -114,7 +115,7 @@ def _pass(policy: PolicyModel, inputs: PackInputs, direction: torch.Tensor) -> P
     """The gradient is a random one: that of the hidden states' own norm vanishes behind the last norm."""
     hidden = policy(inputs).squeeze(1)
     hidden.backward(direction.to(hidden.dtype))
-    gradients = {name: one.grad for name, one in policy.named_parameters() if one.grad is not None}
+    gradients = {name: one.grad.cpu() for name, one in policy.named_parameters() if one.grad is not None}
     for parameter in policy.parameters():
         parameter.grad = None
     return Passed(hidden.detach(), gradients)
@@ -199,7 +200,8 @@ def _worst_token(one: Passed, exact: Passed) -> float:
     return float(((one.hidden.float() - exact.hidden).norm(dim=1) / exact.hidden.norm(dim=1)).max())
 
 
-def _comparison(name: str, found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Comparison:
+def _comparison(name: str, *tensors: torch.Tensor) -> Comparison:
+    found, plain, exact = (one.to(compute_device()) for one in tensors)
     norm = exact.norm()
     errors = [float((one.float() - exact).norm() / norm) for one in (found, plain)]
     turns = [_turn(one.float(), exact) for one in (found, plain)]
