@@ -87,6 +87,7 @@ def test_an_export_is_the_policy_that_the_run_wrote(run):
     assert f"base_model: {_MODEL}\n" in card and "after 1 of 1 iterations of GRPO" in card
 
 
+@pytest.mark.slow
 def test_an_engine_serves_an_export_with_the_actors_log_probabilities(run, home, environment, ray_session):
     config = load_config(run / "small/config.yaml")
     sampling = SamplingParameters(24, ignore_eos=True)

@@ -119,6 +119,7 @@ def test_a_run_cut_off_after_two_iterations_ends_in_the_same_bits(four, tmp_path
     assert_same_run(whole, resumed)
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_is_killed_and_stopped_ends_in_the_same_bits(four, tmp_path):
     """Its scheduler is killed in its first start; the next one while it generates; the engine that comes then is
     stopped in an update of weights. A grader is killed, too."""

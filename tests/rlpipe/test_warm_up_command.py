@@ -1,8 +1,10 @@
 """`rlpipe warm-up`: both sides start and meet every class, and nothing but a table is left."""
 
+import pytest
 from run_support import run_arguments, run_command
 
 
+@pytest.mark.slow
 def test_both_sides_are_warmed_up_and_no_run_is_made(tmp_path):
     settings = [
         f"model.path={tmp_path}/policy",
