@@ -9,7 +9,6 @@ serves all of them. `computed` are the other prompt tokens.
 
 import argparse
 import asyncio
-import logging
 import os
 import random
 import sys
@@ -20,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import ray
 from random_policy import save_random_policy
 
 from rlpipe.config.root import Config
+from rlpipe.training.ray_cluster import ray_cluster
 from rollout.client import EngineClient
 from rollout.dispatch import RoutingCounts
 from rollout.pool import RolloutPool
@@ -80,14 +79,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--engines", type=int, default=2)
     options = parser.parse_args()
-    ray.init(
-        address="local",
-        num_cpus=options.engines,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ray_cluster(_config(options.engines, "prefix", options)):
         policy = save_random_policy(_POLICY, Path(folder) / "policy", "float32")
         kinds = {
             "one engine": (1, "prefix"),
@@ -141,6 +133,7 @@ def _config(engines: int, routing: str, options: argparse.Namespace) -> Config:
         {
             "run": {"name": "benchmark", "iterations": 1},
             "model": {"path": "unused"},
+            "ray": {"cpus": options.engines},
             "data": {"train": [{"name": "none", "path": "unused"}], "max_prompt_tokens": _PROMPT_TOKENS},
             "actor": {"max_tokens_per_gpu": _PROMPT_TOKENS + longest},
             "rollout": {
