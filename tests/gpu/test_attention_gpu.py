@@ -18,9 +18,10 @@ HEADS = {"wide": (8, 2, 256), "usual": (16, 8, 128), "narrow": (8, 4, 64)}
 SCALE = 0.1
 
 
-def _attend(inputs: list[torch.Tensor], ends: tuple[int, ...]) -> torch.Tensor:
-    segments = Segments(ends, torch.tensor(ends, dtype=torch.int32, device="cuda"))
-    return causal_attention(*inputs, segments, segments, SCALE)
+def _attend(inputs: list[torch.Tensor], *ends: tuple[int, ...]) -> torch.Tensor:
+    """ends: of the segments of queries, and of those of keys."""
+    segments = [Segments(one, torch.tensor(one, dtype=torch.int32, device="cuda")) for one in ends]
+    return causal_attention(*inputs, *segments, SCALE)
 
 
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -30,14 +31,21 @@ def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("pack", PACKS)
 def test_values_and_gradients_are_those_in_float32(pack, heads):
-    ends, (queries, keys, channels) = PACKS[pack], HEADS[heads]
+    expected = pack != "short" and torch.cuda.get_device_capability() >= (9, 0)
+    assert _cudnn_runs_beside_float32(PACKS[pack], PACKS[pack], heads) == expected
+
+
+def _cudnn_runs_beside_float32(query_ends: tuple[int, ...], key_ends: tuple[int, ...], heads: str) -> bool:
+    """Whether cuDNN ran, after values and gradients were compared."""
+    queries, keys, channels = HEADS[heads]
     torch.manual_seed(0)
-    inputs = [torch.randn(ends[-1], count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
-    upstream = torch.randn(ends[-1], queries, channels, device="cuda")
+    sizes = ((query_ends[-1], queries), (key_ends[-1], keys), (key_ends[-1], keys))
+    inputs = [torch.randn(*size, channels, device="cuda").bfloat16() for size in sizes]
+    upstream = torch.randn(*sizes[0], channels, device="cuda")
 
     def run(dtype: torch.dtype) -> list[torch.Tensor]:
         leaves = [one.to(dtype).requires_grad_() for one in inputs]
-        out = _attend(leaves, ends)
+        out = _attend(leaves, query_ends, key_ends)
         return [out, *torch.autograd.grad((out.float() * upstream).sum(), leaves)]
 
     wanted = run(torch.float32)
@@ -45,9 +53,7 @@ def test_values_and_gradients_are_those_in_float32(pack, heads):
         found = run(torch.bfloat16)
     for name, one, right in zip(("out", "query", "key", "value"), found, wanted, strict=True):
         assert _relative(one, right) < 0.01, name
-    cudnn = [event.key for event in profiler.key_averages() if "cudnn" in event.key]
-    expected = pack != "short" and torch.cuda.get_device_capability() >= (9, 0)
-    assert bool(cudnn) == expected
+    return any("cudnn" in event.key for event in profiler.key_averages())
 
 
 @pytest.mark.parametrize("tokens", [3000, 3072, 3500, 4352])
@@ -60,7 +66,7 @@ def test_cudnn_gives_what_float32_gives(heads, tokens):
     torch.manual_seed(0)
     inputs = [torch.randn(tokens, count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
     found = long_sequence(*inputs, SCALE)
-    assert _relative(found, _attend([one.float() for one in inputs], (0, tokens))) < 0.01
+    assert _relative(found, _attend([one.float() for one in inputs], (0, tokens), (0, tokens))) < 0.01
 
 
 PIECES = {
@@ -73,25 +79,7 @@ PIECES = {
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("pack", PIECES)
 def test_pieces_of_long_sequences_give_what_float32_gives(pack, heads):
-    (query_ends, key_ends), (queries, keys, channels) = PIECES[pack], HEADS[heads]
-    torch.manual_seed(0)
-    sizes = ((query_ends[-1], queries), (key_ends[-1], keys), (key_ends[-1], keys))
-    inputs = [torch.randn(*size, channels, device="cuda").bfloat16() for size in sizes]
-    upstream = torch.randn(*sizes[0], channels, device="cuda")
-    segments = [Segments(ends, torch.tensor(ends, dtype=torch.int32, device="cuda")) for ends in (query_ends, key_ends)]
-
-    def run(dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [one.to(dtype).requires_grad_() for one in inputs]
-        out = causal_attention(*leaves, *segments, SCALE)
-        return [out, *torch.autograd.grad((out.float() * upstream).sum(), leaves)]
-
-    wanted = run(torch.float32)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        found = run(torch.bfloat16)
-    for name, one, right in zip(("out", "query", "key", "value"), found, wanted, strict=True):
-        assert _relative(one, right) < 0.01, name
-    cudnn = [event.key for event in profiler.key_averages() if "cudnn" in event.key]
-    assert bool(cudnn) == (torch.cuda.get_device_capability() >= (9, 0))
+    assert _cudnn_runs_beside_float32(*PIECES[pack], heads) == (torch.cuda.get_device_capability() >= (9, 0))
 
 
 @pytest.mark.parametrize("group", [(1, 0), (2, 1)])

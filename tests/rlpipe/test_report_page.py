@@ -151,18 +151,6 @@ def test_halves_of_characters_and_dollars_are_shown(tmp_path):
     assert json.loads(directory.samples.read_text().splitlines()[-1])["prompt"] == "\ud800 half"
 
 
-_VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | st.just([]) | st.just({})
-_NAMES = st.sampled_from(sorted(METRICS)) | st.sampled_from(
-    ["iteration", "seconds", "name", "host", "kind", "compiled"]
-)
-_ROWS = st.lists(
-    st.dictionaries(_NAMES, _VALUES, max_size=6).flatmap(
-        lambda row: st.builds(lambda number: {**row, "iteration": number}, st.integers(0, 4) | _VALUES)
-    ),
-    max_size=5,
-)
-
-
 def test_events_that_are_not_whole_are_left_out_and_counted(tmp_path):
     directory = _run(tmp_path)
     directory.jit_events.parent.mkdir(exist_ok=True)
@@ -173,6 +161,18 @@ def test_events_that_are_not_whole_are_left_out_and_counted(tmp_path):
         append_json_line(directory.jit_events, row)
     page = write_report(tmp_path).page.read_text()
     assert "triton l2norm (1x)" in page and "jit.jsonl: 2 damaged lines are left out." in page
+
+
+_VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | st.just([]) | st.just({})
+_NAMES = st.sampled_from(sorted(METRICS)) | st.sampled_from(
+    ["iteration", "seconds", "name", "host", "kind", "compiled"]
+)
+_ROWS = st.lists(
+    st.dictionaries(_NAMES, _VALUES, max_size=6).flatmap(
+        lambda row: st.builds(lambda number: {**row, "iteration": number}, st.integers(0, 4) | _VALUES)
+    ),
+    max_size=5,
+)
 
 
 @settings(max_examples=25)
