@@ -34,8 +34,7 @@ LAYERS, VOCABULARY = 4, 1024
 
 @dataclass(frozen=True)
 class Passed:
-    """Of one forward and backward pass: float hidden states [t, h], and each parameter's gradient, on the host: those
-    of all passes take more than half a GPU of 80 GB."""
+    """Of one forward and backward pass: float hidden states [t, h], and each parameter's gradient."""
 
     hidden: torch.Tensor
     gradients: dict[str, torch.Tensor]
@@ -62,7 +61,8 @@ def compare(
 ) -> dict[str, list[Comparison]]:
     """Of the hidden states, of the token whose hidden states are worst, and of every gradient.
 
-    By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`.
+    By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`. The GPU holds the
+    gradients of three passes and those of one that is compared with them; a host may take minutes for as many bytes.
     """
     actor = ActorConfig(dtype="bfloat16", gdn_backend=backend, threads=1)
     start_model_parallel(actor, seed=0)
@@ -73,19 +73,19 @@ def compare(
     direction = torch.randn(sum(lengths), policy.config.hidden_size, generator=generator, device=compute_device())
     with pytest.MonkeyPatch.context() as patch:
         routes = _record_routes(patch)
-        found = {"": _pass(policy, inputs, direction)}
-    for name in planted:
-        with pytest.MonkeyPatch.context() as patch:
-            ERRORS[name](patch, inputs)
-            found[name] = _pass(policy, inputs, direction)
+        found = _pass(policy, inputs, direction)
     inputs.sequences.routes = torch.stack(routes, 1).to(torch.int16)
     with _plain_layers(policy, load_kernels(_backend(policy)).delta_rule):
         plain = _pass(policy, inputs, direction)
-    policy.float()
-    policy.config.params_dtype = torch.float32
-    with _plain_layers(policy, chunked_delta_rule):
+    with _in_float32(policy), _plain_layers(policy, chunked_delta_rule):
         exact = _pass(policy, inputs, direction)
-    compared = {name: _compared(one, plain, exact) for name, one in found.items()}
+    inputs.sequences.routes = None
+    compared = {"": _compared(found, plain, exact)}
+    del found
+    for name in planted:
+        with pytest.MonkeyPatch.context() as patch:
+            ERRORS[name](patch, inputs)
+            compared[name] = _compared(_pass(policy, inputs, direction), plain, exact)
     host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     print(f"\nmost memory: {host_bytes / 1e9:.1f} GB of the host, {device_bytes / 1e9:.1f} GB of the GPU", flush=True)
@@ -115,7 +115,7 @@ def _pass(policy: PolicyModel, inputs: PackInputs, direction: torch.Tensor) -> P
     """The gradient is a random one: that of the hidden states' own norm vanishes behind the last norm."""
     hidden = policy(inputs).squeeze(1)
     hidden.backward(direction.to(hidden.dtype))
-    gradients = {name: one.grad.cpu() for name, one in policy.named_parameters() if one.grad is not None}
+    gradients = {name: one.grad for name, one in policy.named_parameters() if one.grad is not None}
     for parameter in policy.parameters():
         parameter.grad = None
     return Passed(hidden.detach(), gradients)
@@ -133,6 +133,18 @@ def _record_routes(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     patch.setattr(router.ReplayRouter, "routing", recorded)
     return routes
+
+
+@contextmanager
+def _in_float32(policy: PolicyModel) -> Iterator[None]:
+    """What bfloat16 holds float32 holds, too, so that nothing changes by the way there and back."""
+    dtype, dtypes = policy.config.params_dtype, [one.dtype for one in policy.parameters()]
+    policy.float()
+    policy.config.params_dtype = torch.float32
+    yield
+    policy.config.params_dtype = dtype
+    for one, before in zip(policy.parameters(), dtypes, strict=True):
+        one.data = one.data.to(before)
 
 
 @contextmanager
@@ -201,7 +213,7 @@ def _worst_token(one: Passed, exact: Passed) -> float:
 
 
 def _comparison(name: str, *tensors: torch.Tensor) -> Comparison:
-    found, plain, exact = (one.to(compute_device()) for one in tensors)
+    found, plain, exact = tensors
     norm = exact.norm()
     errors = [float((one.float() - exact).norm() / norm) for one in (found, plain)]
     turns = [_turn(one.float(), exact) for one in (found, plain)]
