@@ -5,6 +5,7 @@ bfloat16, which has tests of its own: what they lose against float32 is what thi
 """
 
 import resource
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from actor.device import compute_device
+from actor.device import compute_device, synchronize
 from actor.distributed import start_model_parallel
 from actor.layers import attention, causal_attention, expert_dispatch, experts, gated_mlp, router, swiglu
 from actor.layers.gated_delta_net import GatedDeltaNet
@@ -27,6 +28,7 @@ from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel
 from benchmarks.layer_shapes import hybrid_config, random_pack
 from rlpipe.config.actor import ActorConfig
+from rlpipe.jit_monitor import JitMonitor
 from rlpipe.model.model_reader import trainable_model
 
 LAYERS, VOCABULARY = 4, 1024
@@ -64,6 +66,7 @@ def compare(
     By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`. The GPU holds the
     gradients of three passes and those of one that is compared with them; a host may take minutes for as many bytes.
     """
+    JitMonitor.install()  # with it all cores compile what Triton tunes, as in a run
     actor = ActorConfig(dtype="bfloat16", gdn_backend=backend, threads=1)
     start_model_parallel(actor, seed=0)
     (policy,) = build_model(trainable_model(hybrid_config(LAYERS, VOCABULARY, tiny)), actor)
@@ -73,19 +76,19 @@ def compare(
     direction = torch.randn(sum(lengths), policy.config.hidden_size, generator=generator, device=compute_device())
     with pytest.MonkeyPatch.context() as patch:
         routes = _record_routes(patch)
-        found = _pass(policy, inputs, direction)
+        found = _timed_pass("real layers", policy, inputs, direction)
     inputs.sequences.routes = torch.stack(routes, 1).to(torch.int16)
     with _plain_layers(policy, load_kernels(_backend(policy)).delta_rule):
-        plain = _pass(policy, inputs, direction)
+        plain = _timed_pass("plain layers", policy, inputs, direction)
     with _in_float32(policy), _plain_layers(policy, chunked_delta_rule):
-        exact = _pass(policy, inputs, direction)
+        exact = _timed_pass("plain layers in float32", policy, inputs, direction)
     inputs.sequences.routes = None
     compared = {"": _compared(found, plain, exact)}
     del found
     for name in planted:
         with pytest.MonkeyPatch.context() as patch:
             ERRORS[name](patch, inputs)
-            compared[name] = _compared(_pass(policy, inputs, direction), plain, exact)
+            compared[name] = _compared(_timed_pass(name, policy, inputs, direction), plain, exact)
     host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     print(f"\nmost memory: {host_bytes / 1e9:.1f} GB of the host, {device_bytes / 1e9:.1f} GB of the GPU", flush=True)
@@ -111,13 +114,16 @@ def _backend(policy: PolicyModel) -> Any:
     return next(layer.kernels.backend for layer in policy.modules() if isinstance(layer, GatedDeltaNet))
 
 
-def _pass(policy: PolicyModel, inputs: PackInputs, direction: torch.Tensor) -> Passed:
+def _timed_pass(name: str, policy: PolicyModel, inputs: PackInputs, direction: torch.Tensor) -> Passed:
     """The gradient is a random one: that of the hidden states' own norm vanishes behind the last norm."""
+    start = time.perf_counter()
     hidden = policy(inputs).squeeze(1)
     hidden.backward(direction.to(hidden.dtype))
     gradients = {name: one.grad for name, one in policy.named_parameters() if one.grad is not None}
     for parameter in policy.parameters():
         parameter.grad = None
+    synchronize()
+    print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
     return Passed(hidden.detach(), gradients)
 
 
