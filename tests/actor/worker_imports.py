@@ -1,10 +1,14 @@
-"""What every worker process of the tests imports, loaded once in the server that they are forked from."""
+"""What the worker processes of the tests import, loaded once in the server that they are forked from."""
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a server that has started threads must not be forked
 
 import megatron.core.optimizer  # noqa: F401
-import transformers  # noqa: F401
+import psutil  # noqa: F401
+import transformers.models.auto.modeling_auto  # noqa: F401
 
-import actor.trainer  # noqa: F401
+import actor.megatron_patches.optimizer_fixes
+import actor.megatron_patches.pipeline_fixes
+import actor.trainer
+import actor.weight_sender  # noqa: F401
