@@ -14,6 +14,7 @@ def test_a_whole_run_trains_the_prediction_layer_and_drafts_with_it(tmp_path):
     settings = [
         "run.iterations=4",
         "warm_start.steps=80",
+        "warm_start.sequences_per_step=128",
         f"model.path={tmp_path}/policy",
         f"prepare.directory={tmp_path}/task",
         "ray.colocate=true",

@@ -20,6 +20,7 @@ SMALL = [
     "prepare.arithmetic.train_problems=64",
     "prepare.arithmetic.test_problems=16",
     "warm_start.steps=4",
+    "warm_start.sequences_per_step=16",
     "eval.interval_iterations=2",
     "rollout.prompts_per_iteration=8",
     "rollout.samples_per_prompt=4",

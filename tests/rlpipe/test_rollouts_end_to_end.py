@@ -33,7 +33,8 @@ def test_async_generates_ahead_and_never_trains_what_is_too_old(tmp_path):
 @pytest.mark.slow
 def test_a_whole_run_trains_what_the_policy_wrote_around_the_calculator(tmp_path):
     template = "warm_start.response_template='<<{expression}>> = {label} Answer: {label}'"
-    settings = ["rollout.generate.function=calculator", "warm_start.steps=150", template, "run.iterations=2"]
+    learned = ["warm_start.steps=150", "warm_start.sequences_per_step=128", template]
+    settings = ["rollout.generate.function=calculator", *learned, "run.iterations=2"]
     run_command("train", *run_arguments(tmp_path, *_NO_EXTRAS, *settings, "rollout.max_response_tokens=48"))
     samples = [json.loads(line) for line in (tmp_path / "small/samples.jsonl").read_text().splitlines()]
     answered = [re.search(r"<<([\d+ ]+)>> = (\d+) ", sample["response"]) for sample in samples]

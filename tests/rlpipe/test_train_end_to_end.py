@@ -76,6 +76,7 @@ def test_every_sample_has_the_reward_of_its_own_response(four):
     assert [row["reward"] for row in rows] == [response_is_even(row["response"], row["label"]).score for row in rows]
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_the_trained_policy_says_what_the_run_said_of_it(four):
     folder, _ = four
     output = run_command("eval", *run_arguments(folder, f"model.path={folder}/small/policy"))
@@ -172,6 +173,7 @@ def test_an_engine_of_two_processes_reads_the_buffers_of_two_actor_processes(tmp
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_its_actor_ends_in_the_same_bits(four, tmp_path):
     mark = uuid.uuid4().hex
     process = start_command("train", *run_arguments(tmp_path, *UNTRACKED, "fault.actor_restarts=1"), mark=mark)
