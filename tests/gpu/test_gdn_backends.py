@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ gate = torch.rand(128, 4, device=device)
 load_kernels("fla").delta_rule(*heads, -gate, gate, sequences)
 print(sorted(name for name in sys.modules if name.split(".")[0] == "flash_qla"))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def monitor() -> Iterator[JitMonitor]:
+    """With it all cores compile what Triton tunes."""
+    installed = JitMonitor.install()
+    yield installed
+    installed.uninstall()
 
 
 def _kernels(backend: str):
@@ -102,7 +111,7 @@ def test_the_heads_and_their_gradients_are_those_of_plain_torch(pack):
         assert _relative(found, right) < 0.01
 
 
-def test_heads_of_packs_of_other_lengths_compile_nothing():
+def test_heads_of_packs_of_other_lengths_compile_nothing(monitor):
     kernels = _kernels("fla")
     weights = [torch.randn(width, 4, device="cuda", dtype=torch.bfloat16) for width in (64, 64, 128)]
 
@@ -111,13 +120,10 @@ def test_heads_of_packs_of_other_lengths_compile_nothing():
         sum(out.sum() for out in kernels.heads(projected, weights, (64, 64), _sequences((0, tokens)))).backward()
 
     run(96)
-    monitor = JitMonitor.install()
-    try:
-        for tokens in (1, 77, 300, 4096, 70_000):
-            run(tokens)
-        assert not [event for event in monitor.drain().events if event.compiled]
-    finally:
-        monitor.uninstall()
+    monitor.drain()
+    for tokens in (1, 77, 300, 4096, 70_000):
+        run(tokens)
+    assert not [event for event in monitor.drain().events if event.compiled]
 
 
 def test_fla_is_not_replaced_by_flashqla():
