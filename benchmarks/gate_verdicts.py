@@ -130,7 +130,7 @@ def verdicts_on(
     earlier = earlier_curve(run, gate, known)
     if earlier and not (redrawn and gate.curve_of == gate.name):
         verdicts.append(off_the_curve(run, earlier))
-    known = latest_of_seeds(known)
+    known = drawing_band(known, run.machine)
     if len(known) < MINIMUM_SEEDS:
         add = f"{NO_BAND}: {len(known)} of {MINIMUM_SEEDS} seeds of {reference.name} are known, add some by --record"
         return [verdict for verdict in [*verdicts, add] if verdict]
@@ -147,6 +147,13 @@ def earlier_curve(run: Run, gate: Gate, known: Sequence[Run]) -> Run | None:
 def latest_of_seeds(known: Iterable[Run]) -> list[Run]:
     """A run for each seed, so that repeats do not narrow a band."""
     return list({run.seed: run for run in known}.values())
+
+
+def drawing_band(known: Sequence[Run], machine: str) -> list[Run]:
+    """A run for each seed, of that kind of machine where it has enough of them: other rounding is another draw, and of
+    two draws of a seed the one that was kept last would decide."""
+    own = latest_of_seeds(run for run in known if run.machine == machine)
+    return own if len(own) >= MINIMUM_SEEDS else latest_of_seeds(known)
 
 
 def bands_of(known: Sequence[Run]) -> dict[str, Band]:
@@ -178,14 +185,14 @@ def likeness(run: Run, earlier: Run | None) -> str:
 
 
 def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
-    """A line for each gate: the seeds and repeats that are known with its settings, the band that they draw, and what
-    is wrong with any of them by all the others."""
+    """A line for each gate: the seeds and repeats that are known with its settings, the band that they draw on the kind
+    of machine that ran it last, and what is wrong with any of them by all the others."""
     titles = "".join(f"{what:17}" for what in MARGINS)
     lines = [f"{'gate':14}{'runs':>5}{'seeds':>6}  {titles}{'last':20}verdict"]
     for gate in gates.values():
         known = [run for run in history if run.gate == gate.name and run.settings == gate.digest()]
         seeds = latest_of_seeds(known)
-        bands = bands_of(seeds) if len(seeds) >= MINIMUM_SEEDS else {}
+        bands = bands_of(drawing_band(known, known[-1].machine)) if len(seeds) >= MINIMUM_SEEDS else {}
         drawn = "".join(f"{bands.get(what, '')!s:17}" for what in MARGINS)
         last = f"{known[-1].date} {known[-1].commit}" if known else "never run"
         verdict = verdict_on_all(known, gate, gates, history)

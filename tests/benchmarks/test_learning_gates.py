@@ -136,6 +136,24 @@ def test_repeats_of_a_seed_do_not_narrow_a_band(gates):
     assert gates.bands_of(gates.latest_of_seeds([*seeds, *seeds[1:], seeds[0]])) == bands
 
 
+def test_a_kind_of_machine_with_enough_seeds_draws_its_own_band_whichever_ran_last(gates):
+    found = gates.read_gates()
+    a = [replace(_run(gates, found["grpo"], seed, 0.6 + 0.01 * seed, [0.3, 0.5]), machine="a") for seed in range(3)]
+    b = [replace(_run(gates, found["grpo"], seed, 0.3 + 0.15 * seed, [0.3, 0.5]), machine="b") for seed in range(3)]
+    for history in ([*a, *b], [*b, *a], [a[0], *b, *a[1:]]):
+
+        def verdicts(machine, history=history):
+            new = replace(_run(gates, found["grpo"], 5, 0.8, [0.3, 0.5]), machine=machine)
+            return gates.verdicts_on(new, found["grpo"], found, history)
+
+        assert verdicts("a") == ["accuracy 0.800 is too good (band 0.570 to 0.650)"]
+        (other,) = verdicts("b")
+        assert other.startswith("accuracy has a band down to 0")
+    assert verdicts("c", a) == verdicts("a", [*b, *a])
+    (line,) = [one for one in gates.summary(found, [*b, *a]) if one.startswith("grpo")]
+    assert "0.570 to 0.650" in line
+
+
 def test_a_defect_is_seen_by_what_was_learned_alone(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
     import gate_verdicts
