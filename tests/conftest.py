@@ -20,7 +20,15 @@ for support in Path(__file__).parent.glob("*/*_support.py"):  # so that their as
     pytest.register_assert_rewrite(support.stem, f"tests.{support.parent.name}.{support.stem}")
 
 # Long ones first, so that no worker is left alone with one of them at the end.
-_FIRST = ("tests/rollout/", "tests/rlpipe/test_rollouts_end", "tests/rlpipe/test_train_end", "tests/actor/")
+_FIRST = (
+    "tests/rollout/",
+    "tests/rlpipe/test_rollouts_end",
+    "tests/rlpipe/test_train_end",
+    "tests/rlpipe/test_supervised_end",
+    "tests/rlpipe/test_strangers",
+    "tests/rlpipe/test_phase_times",
+    "tests/actor/",
+)
 
 # Each starts a process of its own, so that two workers share them; in one they would take an hour.
 _APART = "tests/planted/test_planted_defects.py::test_a_planted_defect"
