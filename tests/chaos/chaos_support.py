@@ -35,6 +35,9 @@ LAYOUTS = {
 }
 """Of the actor."""
 
+_WARM_START = "warm_start.sequences_per_step=128"
+"""A few seconds, in which a run can be struck."""
+
 UNEQUAL = (
     *("time/", "perf/", "ranks/", "guard/", "start/", "memory/", "sleep_wake/", "fault/", "rollout/tail_"),
     *("weight_sync/bytes", "weight_sync/gigabytes", "rollout/prefix_hit_share", "rollout/prefill_saved_tokens"),
@@ -82,7 +85,7 @@ class DisturbedRun:
 def chaos_arguments(folder: Path, *settings: str) -> list[str]:
     """Of the small run in `folder`. Runs beside each other share policies of the same shape."""
     shape = "".join(f"-{one.replace('=', '-')}" for one in settings if one.startswith("prepare.policy."))
-    return run_arguments(folder, *UNTRACKED, f"model.path={folder.parent}/policy{shape}", *settings)
+    return run_arguments(folder, *UNTRACKED, _WARM_START, f"model.path={folder.parent}/policy{shape}", *settings)
 
 
 def disturbed_run(

@@ -14,13 +14,14 @@ import psutil
 
 PROJECT = Path(__file__).parents[2]
 MARK = "RLPIPE_TEST_MARK"
+SHORT_WARM_START = "warm_start.sequences_per_step=16"
 SMALL = [
     "run.name=small",
     "run.iterations=4",
     "prepare.arithmetic.train_problems=64",
     "prepare.arithmetic.test_problems=16",
     "warm_start.steps=4",
-    "warm_start.sequences_per_step=16",
+    SHORT_WARM_START,
     "eval.interval_iterations=2",
     "rollout.prompts_per_iteration=8",
     "rollout.samples_per_prompt=4",

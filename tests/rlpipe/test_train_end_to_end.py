@@ -15,6 +15,7 @@ import pytest
 from parity_grader import response_is_even
 from prometheus_scrape import scraped
 from run_support import (
+    SHORT_WARM_START,
     TRACKED,
     UNTRACKED,
     assert_no_process_is_left,
@@ -130,7 +131,7 @@ def test_a_run_whose_engine_is_killed_and_stopped_ends_in_the_same_bits(four, tm
         Strike("engine", "stop", "weight_sync", 3),
     ]
     strikes = [*losses, Strike("grader", "kill", "rollout", 4)]
-    run = disturbed_run(tmp_path, strikes)
+    run = disturbed_run(tmp_path, strikes, SHORT_WARM_START)
     assert_healed(run, None, iterations=4)
     assert_same_run(four[0] / "small", run.folder)
     assert [row["strike"] for row in run.strikes] == [strike.name for strike in strikes]
