@@ -63,8 +63,8 @@ def compare(
 ) -> dict[str, list[Comparison]]:
     """Of the hidden states, of the token whose hidden states are worst, and of every gradient.
 
-    By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`. The GPU holds the
-    gradients of three passes and those of one that is compared with them; a host may take minutes for as many bytes.
+    By the name of the error of `ERRORS` that the layers had: "" for none, and each of `planted`. The device holds the
+    gradients of two plain passes and of the one that is compared with them.
     """
     JitMonitor.install()  # with it all cores compile what Triton tunes, as in a run
     actor = ActorConfig(dtype="bfloat16", gdn_backend=backend, threads=1)
