@@ -140,14 +140,14 @@ def test_a_kind_of_machine_with_enough_seeds_draws_its_own_band_whichever_ran_la
     found = gates.read_gates()
     a = [replace(_run(gates, found["grpo"], seed, 0.6 + 0.01 * seed, [0.3, 0.5]), machine="a") for seed in range(3)]
     b = [replace(_run(gates, found["grpo"], seed, 0.3 + 0.15 * seed, [0.3, 0.5]), machine="b") for seed in range(3)]
+
+    def verdicts(machine, history):
+        new = replace(_run(gates, found["grpo"], 5, 0.8, [0.3, 0.5]), machine=machine)
+        return gates.verdicts_on(new, found["grpo"], found, history)
+
     for history in ([*a, *b], [*b, *a], [a[0], *b, *a[1:]]):
-
-        def verdicts(machine, history=history):
-            new = replace(_run(gates, found["grpo"], 5, 0.8, [0.3, 0.5]), machine=machine)
-            return gates.verdicts_on(new, found["grpo"], found, history)
-
-        assert verdicts("a") == ["accuracy 0.800 is too good (band 0.570 to 0.650)"]
-        (other,) = verdicts("b")
+        assert verdicts("a", history) == ["accuracy 0.800 is too good (band 0.570 to 0.650)"]
+        (other,) = verdicts("b", history)
         assert other.startswith("accuracy has a band down to 0")
     assert verdicts("c", a) == verdicts("a", [*b, *a])
     (line,) = [one for one in gates.summary(found, [*b, *a]) if one.startswith("grpo")]
