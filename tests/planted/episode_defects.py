@@ -39,6 +39,20 @@ EPISODES = [
         "rlpipe/test_advantages.py::test_soft_overlong_punishment",
     ),
     Defect(
+        "an episode is as long as its shortest branch",
+        "rlpipe/algorithms/compute.py",
+        "np.maximum.reduceat(graded.response_tokens",
+        "np.minimum.reduceat(graded.response_tokens",
+        "rlpipe/test_episode_branches.py::test_the_length_of_an_episode_is_that_of_its_longest_branch",
+    ),
+    Defect(
+        "the divergence in the reward is always that of the engine",
+        "rlpipe/training/learner.py",
+        "kl_by_sample_of(samples, old, reference, kl.estimator)",
+        "kl_by_sample_of(samples, None, reference, kl.estimator)",
+        "rlpipe/test_learner.py::test_the_divergence_in_the_reward_is_that_of_the_policy_before_the_update",
+    ),
+    Defect(
         "rewards of later turns are not discounted",
         "rlpipe/algorithms/turns.py",
         "later = discount * following[line]",
@@ -100,13 +114,20 @@ EPISODES = [
         "rlpipe/training/evaluation.py",
         "return 1.0 - comb(answers - correct, k) / comb(answers, k)",
         "return float(correct >= 1)",
-        "rlpipe/test_iteration.py::test_pass_at_k_equals_the_share_of_subsets_with_a_correct_answer",
+        "rlpipe/test_evaluation.py::test_pass_at_k_equals_the_share_of_subsets_with_a_correct_answer",
+    ),
+    Defect(
+        "nothing is evaluated after the last iteration",
+        "rlpipe/training/evaluation.py",
+        "return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)",
+        "return interval > 0 and iteration % interval == 0",
+        "rlpipe/test_evaluation.py::test_a_set_is_evaluated_before_the_first_iteration_every_few_and_after_the_last",
     ),
     Defect(
         "a failed answer leaves the accuracy",
         "rlpipe/training/evaluation.py",
         'metrics["accuracy"] = sum(map(sum, groups.values())) / count',
         'metrics["accuracy"] = sum(map(sum, groups.values())) / len(rewards)',
-        "rlpipe/test_iteration.py::test_an_answer_without_a_reward_is_a_wrong_one",
+        "rlpipe/test_evaluation.py::test_an_answer_without_a_reward_is_a_wrong_one",
     ),
 ]

@@ -409,6 +409,13 @@ def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):
     assert "from 16 training prompts (0 too long, 0 bad rows skipped); evaluation prompts: g 4" in result.stdout
 
 
+def test_an_evaluation_on_training_rows_that_is_allowed_is_told(good, tmp_path):
+    rows = f"eval.datasets=[{{name: e, path: {good / 'train.jsonl'}, rows: '0:3'}}]"
+    result = run_forked(tmp_path, "train", str(good / "good.yaml"), rows, "eval.allow_training_rows=true", "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "evaluation set e: 3 of 3 prompts are training prompts too" in result.stdout
+
+
 def test_debug_shows_the_traceback(good, tmp_path):
     result = run_forked(tmp_path, "train", str(good / "nowhere.yaml"), "--debug")
     assert result.returncode != 0

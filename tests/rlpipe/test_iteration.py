@@ -1,8 +1,6 @@
-"""Phase times, the metric dictionary and evaluation scores."""
+"""Phase times and the metric dictionary."""
 
-import itertools
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -10,8 +8,6 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.metric_dictionary import METRICS, check_names
 from rlpipe.monitoring.trackers import Trackers
 from rlpipe.shared.phases import PHASES, PhaseClock
-from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
-from rlpipe.training.evaluation import pass_at_k, score
 from rlpipe.training.iteration import IterationLog
 
 
@@ -74,49 +70,3 @@ def test_trackers_close_with_the_outcome():
     with pytest.raises(ValueError, match="boom"), Trackers([recorder]):
         raise ValueError("boom")
     assert recorder.closed is True
-
-
-def _sample(group, index, correct):
-    return Sample(
-        sample_id=f"{group}-{index}",
-        group_id=group,
-        prompt=Prompt("p", "p", (1,), "l", "d"),
-        response_ids=(1, 2),
-        response_text="",
-        rollout_logprobs=(0.0, 0.0),
-        loss_mask=(1, 1),
-        versions=(VersionSpan(0, 2),),
-        status=Status.COMPLETED,
-        engine=0,
-        reward=Reward(float(correct), correct, ""),
-    )
-
-
-def test_pass_at_k_equals_the_share_of_subsets_with_a_correct_answer():
-    answers = [True, False, False, True, False]
-    for k in (1, 2, 3, 4, 5):
-        subsets = list(itertools.combinations(answers, k))
-        assert pass_at_k(5, 2, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-
-
-def test_scores_of_an_evaluation():
-    samples = [_sample("a", i, i == 0) for i in range(4)] + [_sample("b", i, False) for i in range(4)]
-    metrics = score(samples)
-    assert metrics["accuracy"] == 1 / 8
-    assert metrics["pass_at_2"] == pytest.approx(0.25)
-    assert metrics["pass_at_4"] == pytest.approx(0.5)
-
-
-def test_an_answer_without_a_reward_is_a_wrong_one():
-    samples = [_sample("a", 0, True), replace(_sample("b", 0, True), reward=None)]
-    assert score(samples)["accuracy"] == score(samples)["reward_mean"] == 0.5
-
-
-def test_a_grader_of_numbers_alone_has_no_accuracy():
-    samples = [
-        replace(_sample("a", 0, True), reward=Reward(0.25, None, "")),
-        replace(_sample("a", 1, True), reward=Reward(0.75, None, "")),
-    ]
-    metrics = score(samples)
-    assert metrics["reward_mean"] == 0.5
-    assert not any(name.startswith(("accuracy", "pass_at")) for name in metrics)
