@@ -1,6 +1,7 @@
 """Supervised sequences: prompt masking, conversations, wrapped packing."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import pytest
 from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.load import validate
-from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
+from rlpipe.monitoring.console import Console
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError
+from rlpipe.shared.sample import Prompt
 from rlpipe.supervised.examples import load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs, wrap
+from rlpipe.supervised.warm_start import warm_start
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +109,42 @@ def test_a_step_in_which_an_epoch_ends_may_hold_an_example_more_than_once(wrappe
     names = [name for pack in laid for name in pack.sample_ids]
     assert len(set(names)) == len(names) >= len(thrice)
     assert sum(sum(pack.lengths_tokens) for pack in laid) == sum(one.tokens for one in thrice)
+
+
+class _Actor:
+    """Its loss halves with every step, from 1 on. Notes optimizers, and what was trained in each step."""
+
+    def __init__(self):
+        self.layout = SimpleNamespace(data_parallel=1)
+        self.optimizers, self.trained, self.references = [], [], 0
+
+    def reset_optimizer(self, options, total_steps):
+        self.optimizers.append((options, total_steps))
+
+    def train(self, ranks, algorithm):
+        assert algorithm.loss == "sft"
+        self.trained.append([name for step in ranks[0] for pack in step for name in pack.laid_out().sample_ids])
+        return SimpleNamespace(metrics={"train/loss": 0.5 ** (len(self.trained) - 1)})
+
+    def set_reference(self):
+        self.references += 1
+
+
+@pytest.mark.parametrize(("stop", "steps", "loss"), [(0.0, 6, 2**-5), (0.25, 3, 0.25), (0.24, 4, 0.125)])
+def test_a_warm_start_ends_at_its_loss_or_after_its_steps_and_leaves_a_new_optimizer(
+    tmp_path, tokenizer, stop, steps, loss
+):
+    config = _config(tmp_path, [{"prompt": "a", "label": "b"}])
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "Qwen3-8B"})})
+    prompts = [Prompt(f"p{number}", "", (1, 2), str(number), "d") for number in range(9)]
+    inputs = SimpleNamespace(config=config, tokenizer=tokenizer, training=SimpleNamespace(prompts=prompts))
+    settings = WarmStartConfig(steps=6, stop_at_loss=stop, sequences_per_step=4, learning_rate=0.25, warmup_steps=3)
+    actor = _Actor()
+    result = warm_start(inputs, settings, actor, Console(2))
+    assert (result.steps, result.loss) == (steps, loss)
+    assert [len(set(names)) for names in actor.trained] == [4] * steps
+    assert actor.trained[0] != actor.trained[1]
+    (first, first_steps), (second, second_steps) = actor.optimizers
+    assert (first.learning_rate, first.warmup_steps, first_steps) == (0.25, 3, 6)
+    assert (second, second_steps) == (config.actor.optimizer, 1)
+    assert actor.references == 1

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from rlpipe.config.fault import FaultConfig
+from rlpipe.config.root import Config
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.client import EngineClient
 from rollout.fleet import EngineState, Fleet, RunningEngine
+from rollout.pool import _QUEUE_SHARE, RolloutPool
 from rollout.requests import GenerateRequest, Generation, SamplingParameters
 
 
@@ -59,3 +61,39 @@ def test_every_request_is_answered_although_engines_have_room_for_few(engines):
     assert [one.request_id for one in answers] == [one.request_id for one in requests]
     assert [actor.most for actor in actors] == [4] * engines
     assert client.busy_engines() == []
+
+
+def _asked_of_a_client(monkeypatch, config):
+    """What a pool of `config` gives its client."""
+    monkeypatch.setattr("rollout.pool.EngineClient", lambda *given, **named: (given[1:], named))
+    fleet = Fleet([], FaultConfig(), lambda _engine, failure, _why: failure)
+    pool = SimpleNamespace(_config=config, _fleet=fleet)
+    pool._requests_per_engine = lambda: RolloutPool._requests_per_engine(pool)
+    return RolloutPool.client(pool)
+
+
+def test_requests_are_sent_as_the_rollout_says(monkeypatch, config_of):
+    usual = config_of(max_running_requests=16, deterministic=False)
+    named = {"follow_prefixes": True, "longest_first": True, "migrates": False}
+    assert _asked_of_a_client(monkeypatch, usual) == ((int(16 * _QUEUE_SHARE) + 1, True), named)
+    other = {"request_routing": "least_loaded", "request_order": "arrival", "migration": True}
+    config = Config.model_validate(usual.model_dump() | {"rollout": usual.rollout.model_dump() | other})
+    assert _asked_of_a_client(monkeypatch, config)[1] == {name: not value for name, value in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "deterministic", "replay", "kept"),
+    [
+        ("sync", True, False, False),  # a response that begins anew gets the same bits
+        ("sync", False, False, True),
+        ("async", True, False, True),
+        ("sync", False, True, False),  # its routes would miss those of the tokens that are kept
+    ],
+)
+def test_tokens_of_a_lost_engine_are_kept_where_others_would_come(
+    monkeypatch, config_of, mode, deterministic, replay, kept
+):
+    config = config_of(deterministic=deterministic, algorithm={"routing_replay": replay})
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"mode": mode})})
+    (_, keeps), _ = _asked_of_a_client(monkeypatch, config)
+    assert keeps == kept
