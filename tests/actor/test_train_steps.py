@@ -126,3 +126,15 @@ def test_moments_in_bfloat16_train_like_those_in_float32(results):
     assert exact_kinds == ["torch.float32"] and half_kinds == ["torch.bfloat16"]
     assert half == pytest.approx(exact, rel=2e-3)
     assert half != exact
+
+
+def test_every_option_of_adam_counts_as_in_torch(results):
+    apart, norms = results["unusual_options"]
+    assert apart < 1e-4
+    for ours, theirs in norms:
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert ours > 0.05  # so that clipping counts, too
+
+
+def test_gradients_of_half_precision_are_added_up_in_full(results):
+    assert results["gradients_of_half_precision"] == {("torch.bfloat16", "torch.float32")}

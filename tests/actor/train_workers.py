@@ -124,6 +124,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> d
         splits_of_a_batch, skipped_steps, overflowing_gradients, too_many_skips, frozen_parameters, offload_fractions,
         weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs, temperature_of_the_head,
         half_precision_moments, two_updates_against_the_engine, recomputed_above_a_frozen_embedding,
+        unusual_options, gradients_of_half_precision,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -309,6 +310,38 @@ def half_precision_moments(paths):
         }
         results.append((losses, [str(kind) for kind in kinds]))
     return results
+
+
+def unusual_options(paths):
+    """Three updates with no option of Adam at its default, beside those of torch from the same gradients: how far
+    the parameters of either are apart, of how far they went, and the gradient norms before clipping."""
+    rate, beta1, beta2, epsilon, decay, most = 3e-3, 0.6, 0.9, 1e-4, 0.3, 0.05
+    options = OptimizerConfig(
+        learning_rate=rate, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay, max_gradient_norm=most
+    )
+    policy = trainer(paths["dense"], optimizer=options)
+    ours = list(policy.policy[0].parameters())
+    start = [parameter.detach().clone() for parameter in ours]
+    theirs = [one.clone() for one in start]
+    decayed = [{"params": [one], "weight_decay": decay * (one.ndim > 1)} for one in theirs]
+    adam = torch.optim.AdamW(decayed, lr=rate, betas=(beta1, beta2), eps=epsilon)
+    norms = []
+    for _ in range(3):
+        policy.accumulate([whole_batch()], POLICY)
+        policy.optimizer.finish_gradients()
+        for twin, parameter in zip(theirs, ours, strict=True):
+            twin.grad = parameter.main_grad.clone()
+        clipped = torch.nn.utils.clip_grad_norm_(theirs, most)
+        norms.append((step(policy, [whole_batch()])[1], float(clipped)))
+        adam.step()
+    moved = max(float((one - before).abs().max()) for one, before in zip(ours, start, strict=True))
+    return max(float((one - twin).abs().max()) for one, twin in zip(ours, theirs, strict=True)) / moved, norms
+
+
+def gradients_of_half_precision(paths):
+    """The data types in which gradients are added up where the parameters are in bfloat16."""
+    policy = trainer(paths["dense"], dtype="bfloat16").policy[0]
+    return {(str(parameter.dtype), str(parameter.main_grad.dtype)) for parameter in policy.parameters()}
 
 
 # ---------------------------------------------------------------- two processes
