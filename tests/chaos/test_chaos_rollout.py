@@ -94,6 +94,20 @@ def test_an_engine_that_answers_wrongly_is_replaced(whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["engine", "scheduler"])
+def test_an_engine_that_hangs_while_its_processes_run_is_replaced_in_time(whole, tmp_path, part):
+    trigger = tmp_path / "hang" / "once"
+    trigger.parent.mkdir()
+    trigger.touch()
+    told = f'ray.environment={{"RLPIPE_CHAOS_HANGING_{part.upper()}": "{trigger}"}}'
+    run = disturbed_run(tmp_path, [], *LONGER, told, "fault.engine_hang_seconds=15")
+    assert_healed(run, whole("one engine"), ITERATIONS)
+    (fault,) = run.faults
+    assert "engine 0 hangs" in fault["reason"]
+    assert 5 < fault["noticed"] - trigger.parent.stat().st_mtime < 60, run.evidence  # 15 since its last word
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "how", "layout"),
     random.Random(0).sample(list(itertools.product(ROLLOUT, SIGNALS, LAYOUTS)), 8),

@@ -1,0 +1,91 @@
+"""When engines are found to hang, by the settings of their health probes; on a clock that the test moves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlpipe.config.fault import FaultConfig
+from rlpipe.config.rollout import EngineConfig
+from rollout import supervisor
+from rollout.arguments import EngineSetup
+from rollout.fleet import EngineState, Fleet, RunningEngine
+from rollout.healing import Pulse
+from rollout.supervisor import Supervisor
+
+NEVER = 1e9
+_TICKS_PER_SECOND = 10
+
+
+class _Watched:
+    """A serving engine for `seconds`. after_seconds: how long the answer to a probe takes that was sent at a moment;
+    silent_seconds: for how long SGLang has said nothing, as a pulse that comes at a moment tells."""
+
+    def __init__(self, monkeypatch, seconds, after_seconds, silent_seconds=lambda now: 0.0, stopped=False, **fault):
+        self.now, self.sent_at, self.looked_at = 0.0, [], []
+        actor = SimpleNamespace(address=_calls(None), room_beside_bytes=_calls(None), start=_calls(None))
+        actor.probe = SimpleNamespace(remote=self._sent)
+        setup = EngineSetup(0, "m", "cpu", EngineConfig(), 64, False, False, 0, "abce0", "log")
+        self.engine = RunningEngine(setup, actor, state=EngineState.SERVING)
+        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(supervisor, "_is_ready", lambda sent: self.now >= sent + after_seconds(sent))
+        monkeypatch.setattr(supervisor.ray, "get", lambda sent: Pulse(silent_seconds(self.now), (), ()))
+        fleet = Fleet([self.engine], FaultConfig(), lambda _engine, failure, _why: failure)
+        watch = Supervisor(fleet, None, FaultConfig(**fault), 60.0, lambda line: None, lambda fault: None)
+        monkeypatch.setattr(watch, "_is_stopped", lambda engine: self.looked_at.append(round(self.now, 1)) or stopped)
+        for tick in range(1, seconds * _TICKS_PER_SECOND + 1):
+            self.now = tick / _TICKS_PER_SECOND
+            watch._look_at(self.engine)
+            if self.engine.state is EngineState.LOST:
+                break
+
+    def _sent(self):
+        self.sent_at.append(self.now)
+        return self.now
+
+    @property
+    def lost_at(self):
+        """When, and why; None for one that serves."""
+        return (round(self.now, 1), str(self.engine.failure)) if self.engine.state is EngineState.LOST else None
+
+
+def _calls(value):
+    return SimpleNamespace(remote=lambda *arguments: value)
+
+
+@pytest.mark.parametrize(("every_seconds", "count"), [(1.0, 20), (2.5, 8)])
+def test_probes_are_sent_as_often_as_is_said(monkeypatch, every_seconds, count):
+    watched = _Watched(monkeypatch, 20, lambda sent: 0.0, engine_probe_seconds=every_seconds)
+    assert abs(len(watched.sent_at) - count) <= 1
+    assert watched.lost_at is None and watched.looked_at == []
+
+
+@pytest.mark.parametrize(("deadline_seconds", "is_late"), [(2.0, True), (3.5, False)])
+def test_an_answer_within_the_deadline_is_not_missed(monkeypatch, deadline_seconds, is_late):
+    watched = _Watched(monkeypatch, 20, lambda sent: 3.0, engine_probe_deadline_seconds=deadline_seconds)
+    assert bool(watched.looked_at) == is_late
+    assert watched.lost_at is None  # it answers, though slowly, and its processes run
+
+
+@pytest.mark.parametrize(("missed", "of"), [(2, 5), (3, 5), (2, 4), (2, 3), (1, 2)])
+def test_an_engine_is_looked_at_when_it_missed_so_many_of_its_last_probes(monkeypatch, missed, of):
+    """Every other answer is late. Answers are taken in the order of the probes, those before a late one with it."""
+    late = lambda sent: 2.2 if round(sent) % 2 else 0.0  # noqa: E731
+    watched = _Watched(monkeypatch, 40, late, engine_missed_probes=missed, engine_probes=of)
+    assert bool(watched.looked_at) == (missed <= of // 2)
+
+
+@pytest.mark.parametrize("hang_seconds", [8.0, 15.0])
+def test_an_engine_without_an_answer_is_lost_at_once_where_it_is_stopped_and_else_in_time(monkeypatch, hang_seconds):
+    silent = lambda sent: NEVER if sent > 5 else 0.0  # noqa: E731
+    seconds, reason = _Watched(monkeypatch, 60, silent, engine_hang_seconds=hang_seconds).lost_at
+    assert hang_seconds <= seconds - 4 <= hang_seconds + 3 and "has not answered a health probe for" in reason
+    seconds, reason = _Watched(monkeypatch, 60, silent, stopped=True, engine_hang_seconds=hang_seconds).lost_at
+    assert seconds - 5 <= 6 and reason.endswith("and a process of it is stopped")
+
+
+@pytest.mark.parametrize("hang_seconds", [8.0, 15.0])
+def test_an_engine_whose_processes_say_nothing_is_lost_though_it_answers_probes(monkeypatch, hang_seconds):
+    silence = lambda now: max(0.0, now - 5)  # noqa: E731
+    watched = _Watched(monkeypatch, 60, lambda sent: 0.1, silence, engine_hang_seconds=hang_seconds)
+    seconds, reason = watched.lost_at
+    assert hang_seconds <= seconds - 5 <= hang_seconds + 2 and "answered nothing for" in reason
