@@ -3,6 +3,7 @@
 from episode_defects import EPISODES
 from layer_defects import LAYERS
 from planting import Defect
+from setting_defects import SETTINGS
 
 _ALGORITHMS = [
     Defect(
@@ -234,6 +235,13 @@ _MODEL = [
 
 _OPTIMIZER = [
     Defect(
+        "gradients in bfloat16 are added up in bfloat16",
+        "actor/trainer.py",
+        "grad_reduce_in_fp32=True",
+        "grad_reduce_in_fp32=False",
+        "actor/test_train_steps.py::test_gradients_of_half_precision_are_added_up_in_full",
+    ),
+    Defect(
         "weight decay of norms and biases",
         "actor/optimizer.py",
         'self.options.weight_decay * group["wd_mult"]',
@@ -321,6 +329,13 @@ _RESUME = [
         "rlpipe/test_data.py::test_the_stream_takes_every_prompt_once_an_epoch_and_resumes",
     ),
     Defect(
+        "an epoch ends one prompt early",
+        "rlpipe/data/stream.py",
+        "ended = position == len(self._prompts)",
+        "ended = position >= len(self._prompts) - 1",
+        "rlpipe/test_data.py::test_how_many_are_taken_at_a_time_does_not_change_the_stream",
+    ),
+    Defect(
         "damaged files of a checkpoint are loaded",
         "actor/checkpoint.py",
         "        _check_content(path, state)\n",
@@ -343,6 +358,14 @@ _ROLLOUT = [
         "        del quota.finished[:wanted]\n",
         "",
         "rlpipe/test_group_source.py",
+    ),
+    Defect(
+        "tokens of a continued response are counted again",
+        "rlpipe/generation/group_source.py",
+        "self._tokens += tokens - len(partial.token_ids)",
+        "self._tokens += tokens",
+        "rlpipe/test_group_source.py::"
+        "test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_their_tokens",
     ),
     Defect(
         "dropped groups are not counted",
@@ -511,6 +534,13 @@ _MEASUREMENT = [
         "actor/test_comm_guard.py::test_skipped_operations_are_probed_once_and_counted",
     ),
     Defect(
+        "the lag of older weights counts by spans",
+        "rlpipe/training/summaries.py",
+        "sum((version - span.version) * span.tokens for span in spans) / tokens",
+        "sum(version - span.version for span in spans) / len(spans)",
+        "rlpipe/test_episode_branches.py::test_the_lag_of_older_weights_counts_by_tokens",
+    ),
+    Defect(
         "secrets stand in messages",
         "rlpipe/shared/secret_text.py",
         "            text = text.replace(value, HIDDEN)",
@@ -519,4 +549,15 @@ _MEASUREMENT = [
     ),
 ]
 
-DEFECTS = (*_ALGORITHMS, *_PACKS, *_MODEL, *_OPTIMIZER, *_RESUME, *_ROLLOUT, *_MEASUREMENT, *LAYERS, *EPISODES)
+DEFECTS = (
+    *_ALGORITHMS,
+    *_PACKS,
+    *_MODEL,
+    *_OPTIMIZER,
+    *_RESUME,
+    *_ROLLOUT,
+    *_MEASUREMENT,
+    *LAYERS,
+    *EPISODES,
+    *SETTINGS,
+)

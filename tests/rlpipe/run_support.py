@@ -33,7 +33,7 @@ SMALL = [
     "checkpoint.keep=4",
     "weight_sync.verify=true",
 ]
-TRACKED = ["trackers.tensorboard=true", "trackers.wandb=offline"]
+TRACKED = ["trackers.tensorboard=true", "trackers.wandb=offline", "trackers.wandb_project=of-the-tests"]
 UNTRACKED = ["trackers.tensorboard=false", "trackers.wandb=off"]
 GRADER = "tests.rlpipe.parity_grader:response_is_even"
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 from read_rows import load_rows
 
 from rlpipe.config.data import DatasetConfig
@@ -128,6 +130,15 @@ def test_the_stream_takes_every_prompt_once_an_epoch_and_resumes(tmp_path, token
     resumed = PromptStream(prompts, seed=1, shuffle=True, state=StreamState(state.epoch, state.position))
     assert resumed.take(8) == rest
     assert PromptStream(prompts, seed=2, shuffle=True).take(4) != first
+
+
+@given(counts=st.lists(st.integers(0, 13), max_size=12), size=st.integers(1, 7), shuffle=st.booleans())
+def test_how_many_are_taken_at_a_time_does_not_change_the_stream(counts, size, shuffle):
+    stream = PromptStream(range(size), 1, shuffle)
+    taken = [item for count in counts for item in stream.take(count)]
+    assert taken == PromptStream(range(size), 1, shuffle).take(sum(counts))
+    assert stream.number == len(taken)
+    assert taken == [stream.item(number) for number in range(len(taken))]
 
 
 def test_arithmetic_splits_share_no_problem_in_any_order(tmp_path):

@@ -106,10 +106,28 @@ def test_an_episode_of_which_a_part_was_cut_off_is_truncated_as_a_whole():
     assert truncated(cut) == "truncated" and truncated(flat(cut, episode("b", "g", 0.0))) is None
 
 
+def test_the_length_of_an_episode_is_that_of_its_longest_branch():
+    overlong = OverlongConfig(buffer_tokens=4, penalty=0.5)
+    config = PLAIN.model_copy(update={"overlong": overlong, "advantage": "dr_grpo"})
+    (first, *_), (_, last) = episode("a", "g", 1.0, branches=2, tokens=9), episode("a", "g", 1.0, branches=2, tokens=2)
+    result = compute_advantages([first, last, *episode("b", "g", 1.0)], config, max_response_tokens=10)
+    assert [sample.advantage for sample in result.samples] == pytest.approx([-0.1875, -0.1875, 0.1875])  # 0.5 x 3 / 4
+    assert result.counts.overlong_penalized == 1
+
+
 def test_branches_of_different_rewards_are_refused():
     first, last = episode("a", "g", 1.0, branches=2)
     with pytest.raises(DataError, match=r"episode a have the scores \[0.5, 1.0\]"):
         advantages([replace(first, reward=Reward(0.5, None, "")), last])
+
+
+def test_the_lag_of_older_weights_counts_by_tokens():
+    (first,), (second,) = episode("a", "g", 1.0, tokens=5), episode("b", "g", 0.0, tokens=3)
+    spans = (VersionSpan(2, 1), VersionSpan(4, 4))
+    metrics = rollout_metrics([replace(first, versions=spans), replace(second, versions=(VersionSpan(5, 3),))], 5)
+    assert metrics["rollout/weight_version_lag_max"] == 3
+    assert metrics["rollout/weight_version_lag_mean"] == (3 * 1 + 1 * 4) / 8
+    assert metrics["rollout/off_policy_share"] == 5 / 8
 
 
 @given(

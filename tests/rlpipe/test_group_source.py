@@ -182,6 +182,8 @@ def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_thei
     assert continued.versions == (VersionSpan(0, 1), VersionSpan(1, 3))
     assert policy.asked.count("0-000") == 1
     assert second.metrics["rollout/samples_continued_count"] == 1
+    # Three tokens each of 0-000 and two groups, and the one with which 0-001 was interrupted; then the rest of it.
+    assert (first.tokens, second.tokens) == (16, 3 + 6 + 6)
 
 
 def test_partial_responses_that_grew_too_old_begin_again():

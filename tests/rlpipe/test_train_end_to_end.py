@@ -68,7 +68,8 @@ def test_a_run_leaves_its_files(four):
         assert (run / name).exists(), name
     assert str(run / "report.png") in output
     assert list((run / "tensorboard").iterdir())
-    assert list(run.glob("wandb/offline-run-*"))
+    (curves,) = run.glob("wandb/offline-run-*/*.wandb")
+    assert b"of-the-tests" in curves.read_bytes()
 
 
 def test_every_sample_has_the_reward_of_its_own_response(four):
