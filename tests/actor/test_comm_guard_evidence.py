@@ -1,6 +1,8 @@
 """From what an observer saw to a policy file: one that says where it was made, and that other stacks do not trust."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +134,21 @@ def test_a_policy_is_read_at_start_even_where_nothing_is_guarded(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({"default": "skip"}))
     assert install_comm_guard(CommGuardConfig(mode="enforce", policy=str(path)), rank=0).take() == {}
+
+
+def test_a_guard_is_installed_as_its_section_says(monkeypatch):
+    made = []
+    monkeypatch.setattr("actor.comm_guard.install.torch.cuda.is_available", lambda: True)
+    for name in ("CudaDriver", "present_stack", "check_stack"):
+        monkeypatch.setattr(f"actor.comm_guard.install.{name}", lambda *_: "")
+    guard = SimpleNamespace(install=lambda: made.append("installed"))
+    monkeypatch.setattr("actor.comm_guard.install.CommGuard", lambda *_, **named: made.append(named) or guard)
+    config = CommGuardConfig(mode="enforce", ttl_seconds=0.5, recovery=3.0)
+    assert install_comm_guard(config, rank=0) is guard
+    assert made == [{"ttl_seconds": 0.5, "recovery": 3.0}, "installed"]
+    monkeypatch.setattr("actor.comm_guard.install.Observer", lambda *given: made.append(given[2:]) or guard)
+    install_comm_guard(CommGuardConfig(mode="observe", evidence="mine"), rank=1)
+    assert made[2:] == [(Path("mine"), 1), "installed"]
 
 
 def test_readings_are_believed_for_their_time():

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from model_support import DENSE, EXPERTS, GDN_MOE, HYBRID, MOE, SHARED, TinyModel
 
 from actor.hf.weight_table import export_plan
@@ -51,6 +52,24 @@ def test_a_hybrid_config_is_described_whole():
     assert model.experts is not None
     assert (model.experts.experts, model.experts.top_k, model.experts.shared_width) == (4, 2, 32)
     assert model.normalize_top_k
+
+
+def test_megatron_is_configured_as_the_actor_section_says():
+    from actor.models.transformer_config import transformer_config
+
+    parallel = {"tensor": 2, "sequence": True, "pipeline": 2, "virtual_pipeline": 2, "context": 2, "expert": 4}
+    recompute = {"granularity": "selective", "modules": ["moe"]}
+    settings = {"processes": 8, "dtype": "float32", "parallel": parallel, "recompute": recompute}
+    config = transformer_config(trainable_model(moe()), ActorConfig.model_validate(settings))
+    assert (config.tensor_model_parallel_size, config.sequence_parallel) == (2, True)
+    assert (config.pipeline_model_parallel_size, config.virtual_pipeline_model_parallel_size) == (2, 2)
+    assert (config.context_parallel_size, config.expert_model_parallel_size) == (2, 4)
+    assert (config.params_dtype, config.bf16) == (torch.float32, False)
+    assert (config.recompute_granularity, config.recompute_modules) == ("selective", ["moe"])
+    half = ActorConfig(dtype="bfloat16", train_mtp=True, mtp_loss_weight=0.7, recompute={"granularity": "full"})
+    config = transformer_config(trainable_model(hybrid(mtp_num_hidden_layers=1)), half)
+    assert (config.params_dtype, config.bf16, config.recompute_granularity) == (torch.bfloat16, True, "full")
+    assert (config.mtp_num_layers, config.mtp_loss_scaling_factor) == (1, 0.7)
 
 
 def test_defaults_come_from_transformers():

@@ -38,15 +38,15 @@ def gradient(output: LossOutput, inputs: LossInputs) -> list[float]:
 
 def test_ppo_clip_with_clip_higher():
     inputs = inputs_of([1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, -1, -1])
-    output = find_loss("ppo_clip")(inputs, AlgorithmConfig(clip_low=0.2, clip_high=0.28))
-    assert output.token_loss.tolist() == pytest.approx([-1.1, -1.28, -0.5, 1.5, 0.8])
+    output = find_loss("ppo_clip")(inputs, AlgorithmConfig(clip_low=0.3, clip_high=0.28))
+    assert output.token_loss.tolist() == pytest.approx([-1.1, -1.28, -0.5, 1.5, 0.7])
     assert gradient(output, inputs) == pytest.approx([-1.1, 0, -0.5, 1.5, 0])
 
 
 def test_dual_clip_bounds_only_negative_advantages():
     inputs = inputs_of([5.0, 5.0, 2.0], [-1, 1, -1])
-    output = find_loss("ppo_dual_clip")(inputs, AlgorithmConfig(loss="ppo_dual_clip", dual_clip=3.0))
-    assert output.token_loss.tolist() == pytest.approx([3.0, -1.2, 2.0])
+    output = find_loss("ppo_dual_clip")(inputs, AlgorithmConfig(loss="ppo_dual_clip", dual_clip=2.5))
+    assert output.token_loss.tolist() == pytest.approx([2.5, -1.2, 2.0])
     assert gradient(output, inputs) == pytest.approx([0, 0, 2.0])
     assert output.means["train/dual_clip_share"][0] == 1
 

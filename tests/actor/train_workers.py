@@ -206,7 +206,7 @@ def offload_fractions(paths):
     packs = [whole_batch()]
     results = []
     for fraction in (0.0, 0.5, 1.0):
-        policy = trainer(paths["dense"], optimizer=OPTIMIZER.model_copy(update={"cpu_offload_fraction": fraction}))
+        policy = trainer(paths["dense"], optimizer=OptimizerConfig(learning_rate=1e-2, cpu_offload_fraction=fraction))
         results.append([step(policy, packs) for _ in range(3)])
     return results
 
@@ -300,7 +300,7 @@ def temperature_of_the_head(paths):
 def half_precision_moments(paths):
     results = []
     for dtype in ("float32", "bfloat16"):
-        policy = trainer(paths["dense"], optimizer=OPTIMIZER.model_copy(update={"moments_dtype": dtype}))
+        policy = trainer(paths["dense"], optimizer=OptimizerConfig(learning_rate=1e-2, moments_dtype=dtype))
         losses = [step(policy, [whole_batch()], AlgorithmConfig(loss="sft"))[0] for _ in range(5)]
         kinds = {
             state[name].dtype

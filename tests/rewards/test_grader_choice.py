@@ -95,6 +95,15 @@ def test_the_row_chooses_before_the_data_set_and_that_before_the_run() -> None:
             chooser.choose(prompt("plain", grader=name))
 
 
+def test_the_runs_grader_and_one_of_its_own_have_their_options() -> None:
+    mine = {"name": "gsm8k", "options": {"strict": True}}
+    config = RewardConfig(name="dapo", options={"window_characters": 9}, graders={"mine": mine})
+    chooser = GraderChooser(config, [DatasetConfig(name="d", path="d.jsonl")])
+    assert chooser.choose(prompt("d")) == GraderSpec("dapo", {"window_characters": 9})
+    chooser = GraderChooser(RewardConfig(name="mine", graders={"mine": mine}), [DatasetConfig(name="d", path="d")])
+    assert chooser.choose(prompt("d")) == GraderSpec("gsm8k", {"strict": True})
+
+
 def test_named_graders_and_data_sets_are_checked_at_start() -> None:
     with pytest.raises(ConfigError, match=r"reward\.graders\.mine"):
         GraderChooser(RewardConfig(graders={"mine": {"name": "nothing"}}), [])

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rewards.grading_pool import Failures, GradingPool
+from rewards.grading_pool import Failures, GradingPool, open_grading
+from rlpipe.config.reward import RewardConfig
 
 HERE = Path(__file__).parent
 BAD = "misbehaving:"
@@ -179,6 +180,17 @@ def test_hostile_mathematics_costs_at_most_the_limit() -> None:
         after = pool.submit("after", "math", r"\boxed{1}", "1")
         assert after.result(timeout=400).correct is True
         assert all(future.result().correct is not True for future in hostile)
+
+
+def test_a_pool_is_opened_as_the_reward_section_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: dict[str, object] = {}
+    monkeypatch.setattr("rewards.grading_pool.GradingPool", lambda **given: opened.update(given))
+    limits = {"workers": 3, "timeout_seconds": 4.0, "memory_bytes": 2**31, "remote_connections": 5}
+    failure = {"score_on_failure": -1.0}
+    settings = RewardConfig.model_validate(limits | failure | {"environment": ["MINE_*"], "options": {"token": "x"}})
+    open_grading(settings)
+    assert opened.items() >= (limits | failure).items()
+    assert opened["environment"] == ["MINE_*"]
 
 
 def test_facts_reach_the_graders_that_name_them() -> None:

@@ -409,6 +409,18 @@ def test_gsm8k_goes_through_the_configuration_of_its_own(good, tmp_path):
     assert "from 16 training prompts (0 too long, 0 bad rows skipped); evaluation prompts: g 4" in result.stdout
 
 
+def test_rows_are_read_as_the_data_section_says(good, tmp_path):
+    rows = (good / "train.jsonl").read_text()
+    long = json.dumps({"prompt": "1+" * 40 + "1=?", "label": "41"})
+    many = rows * (6000 // rows.count("\n"))  # few are kept in memory alone
+    (good / "train.jsonl").write_text(f"{many}{long}\n{{}}\n")
+    settings = ["data.skip_bad_rows=true", "data.max_prompt_tokens=70", f"data.cache_directory={tmp_path}/cache"]
+    result = run_forked(tmp_path, "train", str(good / "good.yaml"), *settings, "data.processes=1", "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "(1 too long, 1 bad rows skipped)" in result.stdout
+    assert list((tmp_path / "cache").glob("*"))
+
+
 def test_an_evaluation_on_training_rows_that_is_allowed_is_told(good, tmp_path):
     rows = f"eval.datasets=[{{name: e, path: {good / 'train.jsonl'}, rows: '0:3'}}]"
     result = run_forked(tmp_path, "train", str(good / "good.yaml"), rows, "eval.allow_training_rows=true", "--dry-run")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlpipe.config.jit import JitConfig
 from rlpipe.jit_monitor import (
     JitAlarm,
     JitEvent,
@@ -120,6 +121,13 @@ def test_hooks_survive_a_reset_of_dynamo_and_are_taken_back(installed):
         kernel(torch.ones(2), 77.5)
     assert monitor.recorder.drain() == ()
     assert JitMonitor.current() is None
+
+
+def test_a_run_s_monitor_is_as_the_section_says():
+    settings = JitSettings.of(JitConfig(warmup_iterations=4, stall_factor=3.0, stall_minimum_seconds=2.0))
+    assert settings == JitSettings(
+        warmup_steps=5, recompiles_limit=3, stall_factor=3.0, stall_minimum_seconds=2.0, sample_seconds=0.5
+    )
 
 
 def test_one_monitor_a_process(installed):

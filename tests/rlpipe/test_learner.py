@@ -20,10 +20,11 @@ class _Actor:
 
     def __init__(self, config):
         self.layout = ActorLayout.of(config.actor)
-        self.asked = []
+        self.asked, self.packs = [], []
 
     def logprobs(self, packs, which):
         self.asked.append(which)
+        self.packs += map(len, packs)
         value = np.float32(OLD if which == "policy" else REFERENCE)
         return [[np.full(pack.padded_tokens, value) for pack in rank] for rank in packs]
 
@@ -146,3 +147,11 @@ def test_packs_are_as_large_as_the_actor_may_have_them():
         for budget in (34, 66, 128)
     }
     assert sizes == {34: [4], 66: [2], 128: [1]}
+
+
+def test_passes_without_gradients_have_packs_of_their_own_size():
+    learner = _learner(actor={"max_tokens_per_gpu": 128, "forward_max_tokens_per_gpu": 34}, kl={"coefficient": 0.1})
+    samples = _samples(0.0, 1.0, 0.0, 1.0, tokens=30)
+    learner.reference_logprobs(samples)
+    assert learner._actor.packs == [4]
+    assert [len(step) for step in _packs(learner, samples)] == [1]

@@ -73,6 +73,10 @@ def test_two_runs_of_one_name_do_not_meet(tmp_path):
     assert not lock_path(directory.path).exists()
 
 
+def test_a_run_has_its_folder_where_it_is_told(tmp_path):
+    assert RunDirectory.of(_config(tmp_path)).path == tmp_path / "runs/r"
+
+
 def test_the_lock_of_a_killed_run_is_free(tmp_path):
     code = "import sys, time; from pathlib import Path; from rlpipe.monitoring.run_lock import run_lock\n"
     code += "with run_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"

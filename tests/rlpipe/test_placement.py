@@ -1,5 +1,6 @@
 """Starting a cluster on this machine when Ray's own processes are slow."""
 
+import socket
 import subprocess
 from types import SimpleNamespace
 
@@ -35,6 +36,29 @@ def fail_first(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> list
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # other tests of this process may have a cluster
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "NodeManagerAddress": "here"}])
     return calls
+
+
+def test_ray_is_started_and_joined_as_its_section_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail_first(monkeypatch, [])
+    common = {"environment": {"MINE": "1"}}
+    started = {"cpus": 5, "object_store_bytes": 123456789} | common
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        for section in (started, {"address": address} | common):
+            tree = config(30).model_dump() | {"ray": section}
+            with ray_cluster(Config.model_validate(tree)):
+                pass
+    first, second = calls
+    assert (first["address"], first["num_cpus"], first["object_store_memory"]) == ("local", 5, 123456789)
+    assert (second["address"], "num_cpus" in second) == (address, False)
+    assert first["runtime_env"] == second["runtime_env"] == {"env_vars": {"MINE": "1"}}
+
+
+def test_as_many_nodes_are_waited_for_as_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_first(monkeypatch, [])
+    tree = config(0.5).model_dump() | {"ray": {"nodes": 2}}
+    with pytest.raises(ResourceError, match="1 of 2|2 nodes|nodes.* 2"), ray_cluster(Config.model_validate(tree)):
+        pass
 
 
 def test_a_slow_start_of_ray_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

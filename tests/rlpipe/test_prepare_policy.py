@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from rlpipe.config.load import load_config
 from rlpipe.config.model import TinyPolicyConfig
+from rlpipe.model.model_reader import trainable_model
 from rlpipe.prepare import kept_though_different, prepare
 from rlpipe.prepare.tiny_policy import make_tiny_policy
 
@@ -21,6 +22,22 @@ def test_a_seed_makes_the_same_policy_and_no_token_has_a_zero_embedding(tmp_path
     assert files["first"] == files["again"] != files["other"]
     embedding = load_file(tmp_path / "first" / "model.safetensors")["model.embed_tokens.weight"]
     assert embedding.norm(dim=1).min() > 0.05
+
+
+def test_a_policy_has_the_sizes_that_are_asked_for(tmp_path):
+    sizes = {"hidden_size": 48, "layers": 5, "heads": 6, "key_value_heads": 3, "head_dim": 8}
+    experts = {"experts": 5, "experts_per_token": 3, "expert_intermediate_size": 24}
+    make_tiny_policy(TinyPolicyConfig(**sizes, intermediate_size=40), tmp_path / "dense", 0)
+    make_tiny_policy(
+        TinyPolicyConfig(architecture="qwen3_5_moe", prediction_layer=True, **sizes | experts), tmp_path / "experts", 0
+    )
+    dense, model = trainable_model(tmp_path / "dense"), trainable_model(tmp_path / "experts")
+    for one in (dense, model):
+        found = (one.hidden_size, one.layers, one.heads, one.kv_heads, one.head_dim)
+        assert found == (48, 5, 6, 3, 8)
+    assert (dense.mlp_width, dense.mtp_layers, model.mtp_layers) == (40, 0, 1)
+    assert model.experts is not None
+    assert (model.experts.experts, model.experts.top_k, model.experts.width) == (5, 3, 24)
 
 
 def test_what_was_made_from_other_settings_is_told_of(tmp_path):

@@ -1,5 +1,6 @@
 """Rollouts as the driver sees them, with engines and graders that answer in the process."""
 
+import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from rlpipe.data.stream import StreamState
 from rlpipe.generation.group_source import Responded
 from rlpipe.generation.producer import Rollouts
 from rlpipe.monitoring.console import Console
-from rlpipe.shared.errors import RolloutError
+from rlpipe.shared.errors import DeadlineError, RolloutError
 from rlpipe.shared.number_arrays import LossMask
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Turn
@@ -21,9 +22,9 @@ PROMPTS = [Prompt(f"p{number}", "", (number,), "label", "t") for number in range
 class _Engines:
     """A pool and its client. Responses have two turns; every `failing`-th one fails."""
 
-    def __init__(self, failing=0):
-        self.failing = failing
-        self.requests = []
+    def __init__(self, failing=0, hangs=False):
+        self.failing, self.hangs = failing, hangs
+        self.requests, self.seeds = [], []
 
     def client(self):
         return self
@@ -40,8 +41,13 @@ class _Engines:
     def close(self):
         pass
 
+    def late(self, client, seconds):
+        return DeadlineError(f"late after {seconds:g} seconds")
+
     async def respond(self, request, partial):
         self.requests.append(request)
+        if self.hangs:
+            await asyncio.sleep(5)
         if self.failing and len(self.requests) % self.failing == 0:
             raise ValueError("planted")
         turns = (Turn(0, 1), Turn(1, 2, number=1))
@@ -68,18 +74,20 @@ class _Graders:
         return future
 
 
-def _rollouts(engines, said=None, state=StreamState(), pending=(), **rollout):
+def _rollouts(engines, said=None, state=StreamState(), pending=(), dataset=None, seconds=60.0, **rollout):
     config = validate(
         {
             "run": {"name": "r", "iterations": 2},
+            "seed": 7,
             "model": {"path": "none"},
-            "data": {"train": [{"name": "t", "path": "t.jsonl"}], "shuffle": False},
+            "data": {"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
+            "deadlines": {"rollout_seconds": seconds},
             "rollout": {"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
         },
         "test",
     )
     episodes = SimpleNamespace(
-        open=lambda *_: None,
+        open=lambda client, tokenizer, seed: engines.seeds.append(seed),
         make=engines.respond,
         take_notes=lambda: [],
         take_metrics=lambda: {},
@@ -124,5 +132,18 @@ def test_prompts_that_were_taken_and_not_trained_come_first():
     with _rollouts(engines, state=StreamState(1, 1), pending=(4,)) as rollouts:
         rollouts.take(1, 0)
         assert rollouts.position() == (StreamState(1, 2), ())
+    assert engines.seeds == [7]
     assert [request.prompt.prompt_id for request in engines.requests[::2]] == ["p4", "p1"]
     assert [request.group_id for request in engines.requests[::2]] == ["00000004", "00000006"]
+
+
+def test_responses_of_a_data_set_are_sampled_as_it_says():
+    engines = _Engines()
+    with _rollouts(engines, dataset={"sampling": {"temperature": 0.5}}, sampling={"top_p": 0.9}) as rollouts:
+        rollouts.take(1, 0)
+    assert {(request.sampling.temperature, request.sampling.top_p) for request in engines.requests} == {(0.5, 0.9)}
+
+
+def test_responses_that_do_not_come_end_the_run_at_its_deadline():
+    with _rollouts(_Engines(hangs=True), seconds=0.5) as rollouts, pytest.raises(DeadlineError, match=r"0\.5 seconds"):
+        rollouts.take(1, 0)

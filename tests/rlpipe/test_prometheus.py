@@ -46,5 +46,8 @@ def test_it_listens_at_the_loopback_and_a_taken_port_is_one_sentence(tmp_path):
     tracker = Prometheus(TrackersConfig(prometheus_port=0), "mine", RunDirectory(tmp_path))
     assert tracker.note.startswith("prometheus: http://127.0.0.1:")
     tracker.close(failed=True)
+    tracker = Prometheus(TrackersConfig(prometheus_port=0, prometheus_address="127.0.0.2"), "m", RunDirectory(tmp_path))
+    assert tracker.note.startswith("prometheus: http://127.0.0.2:")
+    tracker.close(failed=True)
     with pytest.raises(ValueError, match="is no IP address"):
         TrackersConfig(prometheus_address="localhost")

@@ -116,14 +116,16 @@ class _Actor:
 
     def __init__(self):
         self.layout = SimpleNamespace(data_parallel=1)
-        self.optimizers, self.trained, self.references = [], [], 0
+        self.optimizers, self.trained, self.references, self.token_ids = [], [], 0, []
 
     def reset_optimizer(self, options, total_steps):
         self.optimizers.append((options, total_steps))
 
     def train(self, ranks, algorithm):
         assert algorithm.loss == "sft"
-        self.trained.append([name for step in ranks[0] for pack in step for name in pack.laid_out().sample_ids])
+        packs = [pack.laid_out() for step in ranks[0] for pack in step]
+        self.trained.append([name for pack in packs for name in pack.sample_ids])
+        self.token_ids += [token for pack in packs for token in pack.token_ids.tolist()]
         return SimpleNamespace(metrics={"train/loss": 0.5 ** (len(self.trained) - 1)})
 
     def set_reference(self):
@@ -138,7 +140,14 @@ def test_a_warm_start_ends_at_its_loss_or_after_its_steps_and_leaves_a_new_optim
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": "Qwen3-8B"})})
     prompts = [Prompt(f"p{number}", "", (1, 2), str(number), "d") for number in range(9)]
     inputs = SimpleNamespace(config=config, tokenizer=tokenizer, training=SimpleNamespace(prompts=prompts))
-    settings = WarmStartConfig(steps=6, stop_at_loss=stop, sequences_per_step=4, learning_rate=0.25, warmup_steps=3)
+    settings = WarmStartConfig(
+        steps=6,
+        stop_at_loss=stop,
+        sequences_per_step=4,
+        learning_rate=0.25,
+        warmup_steps=3,
+        response_template="it is {label}",
+    )
     actor = _Actor()
     result = warm_start(inputs, settings, actor, Console(2))
     assert (result.steps, result.loss) == (steps, loss)
@@ -148,3 +157,4 @@ def test_a_warm_start_ends_at_its_loss_or_after_its_steps_and_leaves_a_new_optim
     assert (first.learning_rate, first.warmup_steps, first_steps) == (0.25, 3, 6)
     assert (second, second_steps) == (config.actor.optimizer, 1)
     assert actor.references == 1
+    assert tokenizer.decode(actor.token_ids).count("it is ") == 4 * steps

@@ -63,6 +63,8 @@ def test_sglang_is_told_to_draft_with_the_models_own_layer():
         "speculative_num_draft_tokens": 3,
         "enable_draft_weights_cpu_backup": False,
     }
+    tree = arguments_of(method="mtp", steps=3, topk=2, tokens=5)
+    assert (tree["speculative_eagle_topk"], tree["speculative_num_draft_tokens"]) == (2, 5)
     assert arguments_of(method="mtp")["enable_draft_weights_cpu_backup"]  # no update would bring them back
     assert arguments_of(method="auto")["speculative_adaptive"]
     ngram = arguments_of(method="ngram")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rollout_models import save_hybrid
 
 from rlpipe.config.rollout import EngineConfig, GenerateConfig
+from rlpipe.config.root import Config
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, room_beside
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
@@ -50,11 +51,33 @@ def test_each_tensor_parallel_rank_on_a_cpu_is_given_cores():
 
 def test_extra_arguments_are_passed_on_and_reserved_ones_name_our_key():
     known = {"schedule_policy", "dtype"}
-    assert server_arguments(setup_of(sglang={"schedule_policy": "fcfs"}), known)["schedule_policy"] == "fcfs"
+    assert server_arguments(setup_of(sglang={"schedule_policy": "fcfs"}), known).get("schedule_policy") == "fcfs"
     with pytest.raises(ConfigError, match=r"sglang\.dtype: .*use rollout\.engine\.dtype"):
         server_arguments(setup_of(sglang={"dtype": "float16"}), known)
     with pytest.raises(ConfigError, match=r"did you mean 'schedule_policy'"):
         server_arguments(setup_of(sglang={"schedule_policies": "fcfs"}), known)
+
+
+def test_sglang_is_started_as_the_engine_section_says():
+    engine = {"dtype": "float32", "tensor_parallel": 2, "context_tokens": 777, "max_running_requests": 9}
+    setup = replace(setup_of("cuda", **engine, memory_fraction=0.4, deterministic=False, kv_cache_tokens=55), seed=5)
+    wanted = {"dtype": "float32", "tp_size": 2, "context_length": 777, "max_total_tokens": 55, "random_seed": 5}
+    wanted |= {"mem_fraction_static": 0.4, "enable_deterministic_inference": False, "model_path": "/model"}
+    on_gpu, on_cpu = server_arguments(setup, ()), server_arguments(replace(setup, device="cpu"), ())
+    assert wanted.items() <= on_gpu.items() and wanted.items() <= on_cpu.items()
+    assert (on_gpu["max_running_requests"], on_cpu["max_running_requests"]) == (10, 9)
+
+
+def test_engines_are_set_up_as_the_run_says(config_of, tmp_path):
+    usual = config_of(engines=3, jit={"warm_up": "on", "stall_factor": 7.0})
+    config = Config.model_validate(usual.model_dump() | {"seed": 5, "weight_sync": {"verify": True}})
+    setups = engine_setups(config, str(tmp_path), log_directory=str(tmp_path / "logs"))
+    assert [setup.index for setup in setups] == [0, 1, 2] and len({setup.instance for setup in setups}) == 3
+    for setup in setups:
+        assert (setup.seed, setup.verify_weights, setup.jit.stall_factor) == (5, True, 7.0)
+        assert setup.request_tokens == 48 + 48
+        assert setup.warm_up == (SamplingParameters(0, 1.0),)
+        assert setup.log_path == str(tmp_path / f"logs/rollout_engine_{setup.index}.log")
 
 
 def test_an_engine_that_takes_turns_on_a_gpu_can_give_its_memory_back():
