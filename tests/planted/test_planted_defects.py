@@ -1,14 +1,22 @@
 """Would the suite see it? Each planted defect turns its test red; `python tests/planted/score.py` prints by what."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from defects import DEFECTS
 from gate_defects import GATE_DEFECTS
 from planting import PROJECT, Attempt, attempt, raised_elsewhere, run_without, verdict_on
+from setting_defects import SEEN, UNSEEN
 
+from rlpipe.config.base import Section
+from rlpipe.config.root import Config
 from rlpipe.shared.errors import ConfigError
+
+_SECTIONS_TO_LEAVE_OUT = {"sampling", "warm_start"}
+"""Names of sections that are left out as a whole, too."""
 
 
 def test_every_defect_fits_the_code_and_names_a_test_that_exists():
@@ -19,6 +27,29 @@ def test_every_defect_fits_the_code_and_names_a_test_that_exists():
         assert ast.dump(ast.parse(defect.source.replace(defect.old, defect.new))) != ast.dump(ast.parse(defect.source))
         path, _, function = defect.test.partition("::")
         assert not function or f"def {function}(" in (PROJECT / "tests" / path).read_text(), defect.test
+
+
+def test_every_setting_is_planted_or_said_to_be_seen_by_no_test():
+    settings = set(_settings_below(Config))
+    assert settings == SEEN | UNSEEN
+    assert not SEEN & UNSEEN
+
+
+def _settings_below(section: type[Section]) -> Iterator[tuple[str, str]]:
+    """The class and the name of every setting that may be left out, and is no section itself."""
+    for name, field in section.model_fields.items():
+        sections = list(_sections_in(field.annotation))
+        if not field.is_required() and (not sections or name in _SECTIONS_TO_LEAVE_OUT):
+            yield next(one.__name__ for one in section.__mro__ if name in one.__annotations__), name
+        for below in sections:
+            yield from _settings_below(below)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
 
 
 def test_a_defect_is_seen_by_an_assertion_of_a_test_that_passes_without_it():
