@@ -1,10 +1,11 @@
-"""How long the driver waits for which call of the actor, with workers that are no processes."""
+"""How the driver starts the processes of the actor and how long it waits for which call, where there are none."""
 
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from actor import group as actor_group
 from actor.group import ActorGroup
@@ -53,18 +54,32 @@ def waits(monkeypatch):
     return found
 
 
+def _config(**sections):
+    tree = {
+        "run": {"name": "r", "iterations": 1},
+        "model": {"path": "none"},
+        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+    }
+    return validate(tree | sections, "test")
+
+
+def test_compilers_of_a_process_keep_what_they_make_where_is_said(monkeypatch):
+    started = []
+    monkeypatch.setattr(ray, "remote", lambda kind: SimpleNamespace(options=lambda **given: _started(started, given)))
+    monkeypatch.setattr(actor_group, "worker_caches", lambda directory, accelerator: {"IN": directory})
+    monkeypatch.setattr(actor_group, "cluster_accelerator", lambda: "")
+    ActorGroup.launch(_config(jit={"cache_directory": "/mine"}, actor={"processes": 2}))
+    assert [one["runtime_env"]["env_vars"] for one in started] == [{"IN": "/mine"}] * 2
+
+
+def _started(noted, options):
+    noted.append(options)
+    return SimpleNamespace(remote=lambda *arguments: SimpleNamespace(run=SimpleNamespace(remote=lambda *more: None)))
+
+
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_call_may_take_as_long_as_its_kind_and_is_looked_at_as_often_as_is_said(waits, kind):
-    config = validate(
-        {
-            "run": {"name": "r", "iterations": 1},
-            "model": {"path": "none"},
-            "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
-            "deadlines": DEADLINES,
-            "fault": {"probe_seconds": 0.5},
-        },
-        "test",
-    )
+    config = _config(deadlines=DEADLINES, fault={"probe_seconds": 0.5})
     group = ActorGroup(config, [SimpleNamespace(run=SimpleNamespace(remote=lambda *arguments: None))], [])
     for call in CALLS[kind]:
         waits.clear()

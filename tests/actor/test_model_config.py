@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +71,16 @@ def test_megatron_is_configured_as_the_actor_section_says():
     config = transformer_config(trainable_model(hybrid(mtp_num_hidden_layers=1)), half)
     assert (config.params_dtype, config.bf16, config.recompute_granularity) == (torch.bfloat16, True, "full")
     assert (config.mtp_num_layers, config.mtp_loss_scaling_factor) == (1, 0.7)
+
+
+def test_the_kernels_of_gated_delta_net_are_chosen_as_the_actor_section_says(monkeypatch):
+    from actor.models import transformer_config
+
+    chosen = lambda backend, sizes, dtype: SimpleNamespace(backend=(backend, dtype))  # noqa: E731
+    monkeypatch.setattr(transformer_config, "choose_gdn_backend", chosen)
+    actor = ActorConfig(gdn_backend="flashqla", dtype="bfloat16")
+    config = transformer_config.transformer_config(trainable_model(hybrid()), actor)
+    assert config.gdn_backend == ("flashqla", "bfloat16")
 
 
 def test_defaults_come_from_transformers():

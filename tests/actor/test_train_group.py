@@ -30,6 +30,7 @@ def config_of(path, processes):
             "algorithm": {"kl": {"coefficient": 0.1}},
             "actor": {"processes": processes, "dtype": "float32", "max_skipped_updates": 2},
             "deadlines": {"start_seconds": 240, "train_seconds": 120, "checkpoint_seconds": 120},
+            "checkpoint": {"keep": 1},
         }
     )
 
@@ -113,6 +114,12 @@ def test_checkpoint_brings_policy_and_driver_state_back(group, tmp_path):
     assert group.train(steps, supervised).metrics["train/loss"] == loss
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         group.load_checkpoint(tmp_path / "iteration_00000001")
+
+
+def test_as_many_checkpoints_are_kept_as_are_said(group, tmp_path):
+    for iteration in (1, 2):
+        group.save_checkpoint(tmp_path, iteration, {}, wait=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration_00000002"]
 
 
 def test_an_actor_that_gave_its_memory_back_refuses_work_until_it_has_it_again(group, tmp_path):

@@ -10,6 +10,7 @@ import openai
 
 from rlpipe.agents.agent_task import AgentTask
 
+_HANGS_SECONDS = 40  # longer than any of its time limits, and an end for who forgets them
 CLIENTS: dict[object, openai.AsyncOpenAI] = {}
 
 
@@ -42,6 +43,13 @@ def plain_function(task: AgentTask):
     return 1.0
 
 
+async def asks_for_json(task: AgentTask):
+    async with client_of(task) as client:
+        form = {"type": "json_object"}
+        await client.chat.completions.create(model=task.model, messages=task.messages, response_format=form)
+    return 1.0
+
+
 async def asks_nothing(task: AgentTask):
     return 1.0
 
@@ -55,13 +63,13 @@ async def fails_after_a_turn(task: AgentTask):
 async def hangs_after_a_turn(task: AgentTask):
     async with client_of(task) as client:
         await client.chat.completions.create(model=task.model, messages=task.messages)
-    await asyncio.sleep(600)
+    await asyncio.sleep(_HANGS_SECONDS)
 
 
 def hangs_in_its_thread(task: AgentTask):
     with openai.OpenAI(base_url=task.base_url, api_key=task.api_key) as client:
         client.chat.completions.create(model=task.model, messages=task.messages)
-    time.sleep(600)
+    time.sleep(_HANGS_SECONDS)
 
 
 async def reports_nonsense(task: AgentTask):
@@ -78,7 +86,7 @@ def main() -> None:
     if "fail" in sys.argv:
         sys.exit("no luck")
     if "hang" in sys.argv:
-        time.sleep(600)
+        time.sleep(_HANGS_SECONDS)
     print("some talk")
     print(json.dumps({"reward": 0.25, "answer": f"label {task['label']}"}))
 

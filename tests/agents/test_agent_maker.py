@@ -117,6 +117,15 @@ def test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind(tokeniz
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 
+def test_requests_for_json_are_served_where_the_section_says_so(tokenizer):
+    agent = {"run": "sample_agents:asks_for_json"}
+    with Maker(tokenizer, RandomPolicy(tokenizer), config_of(**agent, response_format="unenforced")) as maker:
+        assert maker.make()
+    refuses = pytest.raises(Exception, match="sampled without a grammar")
+    with Maker(tokenizer, RandomPolicy(tokenizer), config_of(**agent)) as maker, refuses:
+        maker.make()
+
+
 def test_a_program_that_is_there_and_cannot_be_started_costs_its_episode(tokenizer, tmp_path):
     program = tmp_path / "agent"
     program.write_text("#!/no/such/interpreter\n")

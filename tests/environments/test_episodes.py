@@ -81,6 +81,12 @@ def played(conversation, **settings):
     return conversation.sample()
 
 
+def test_a_turn_ends_at_the_strings_that_are_said(tokenizer):
+    policy = ScriptedPolicy(tokenizer, "hello!", "and more!", "bye<end>")
+    played(conversation_of(policy), stop=["!"])
+    assert [request.sampling.stop for request in policy.requests] == [("!",)] * 3
+
+
 def test_a_chat_is_written_as_the_template_does_and_only_the_policys_tokens_are_trained(tokenizer):
     policy = ScriptedPolicy(tokenizer, "hello<end>", "cut off here", "bye<end>")
     sample = played(conversation_of(policy), max_turn_tokens=7)

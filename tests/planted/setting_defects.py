@@ -32,6 +32,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("CommGuardConfig", "threshold_bytes"),
         ("CommGuardConfig", "threshold_share"),
     ],
+    "actor/test_float8_base.py::test_exports_are_the_rounded_model": [
+        ("LoraConfig", "base"),
+    ],
     "actor/test_group_deadlines.py::test_a_call_may_take_as_long_as_its_kind_and_is_looked_at_as_often_as_is_said": [
         ("DeadlinesConfig", "checkpoint_seconds"),
         ("DeadlinesConfig", "start_seconds"),
@@ -39,9 +42,13 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("DeadlinesConfig", "weight_sync_seconds"),
         ("FaultConfig", "probe_seconds"),
     ],
+    "actor/test_group_deadlines.py::test_compilers_of_a_process_keep_what_they_make_where_is_said": [
+        ("JitConfig", "cache_directory", "KeyError"),
+    ],
     "actor/test_lora_peft.py::test_training_and_files_equal_peft": [
         ("LoraConfig", "alpha"),
         ("LoraConfig", "experts"),
+        ("LoraConfig", "start_path"),
         ("LoraConfig", "targets"),
         ("LoraConfig", "use_rslora"),
     ],
@@ -59,6 +66,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("RecomputeConfig", "granularity"),
         ("RecomputeConfig", "modules"),
     ],
+    "actor/test_model_config.py::test_the_kernels_of_gated_delta_net_are_chosen_as_the_actor_section_says": [
+        ("ActorConfig", "gdn_backend"),
+    ],
     "actor/test_policy_losses.py::test_dual_clip_bounds_only_negative_advantages": [
         ("AlgorithmConfig", "dual_clip"),
     ],
@@ -75,6 +85,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "actor/test_policy_losses.py::test_ppo_clip_with_clip_higher": [
         ("AlgorithmConfig", "clip_high"),
         ("AlgorithmConfig", "clip_low"),
+    ],
+    "actor/test_train_group.py::test_as_many_checkpoints_are_kept_as_are_said": [
+        ("CheckpointConfig", "keep"),
     ],
     "actor/test_train_layout.py::test_learning_rate_warms_up_and_decays": [
         ("OptimizerConfig", "decay_steps"),
@@ -118,6 +131,12 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("AgentConfig", "options"),
         ("AgentConfig", "run", "ValidationError"),
     ],
+    "agents/test_agent_maker.py::test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind": [
+        ("AgentConfig", "timeout_seconds"),
+    ],
+    "agents/test_agent_maker.py::test_requests_for_json_are_served_where_the_section_says_so": [
+        ("AgentConfig", "response_format", "BadRequestError"),
+    ],
     "environments/test_episodes.py::"
     "test_a_chat_is_written_as_the_template_does_and_only_the_policys_tokens_are_trained": [
         ("EnvironmentConfig", "max_turn_tokens"),
@@ -129,6 +148,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "environments/test_episodes.py::test_a_reset_is_tried_again_with_a_new_environment": [
         ("EnvironmentConfig", "reset_retries", "EnvironmentFailure"),
     ],
+    "environments/test_episodes.py::test_a_turn_ends_at_the_strings_that_are_said": [
+        ("EnvironmentConfig", "stop"),
+    ],
     "environments/test_episodes.py::test_an_environment_that_fails_or_hangs_costs_its_episode_and_is_closed": [
         ("EnvironmentConfig", "step_seconds"),
     ],
@@ -137,6 +159,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     ],
     "environments/test_episodes.py::test_text_follows_text_and_the_first_messages_of_a_chat_are_the_prompt": [
         ("EnvironmentConfig", "format"),
+    ],
+    "environments/test_hostile_tools.py::test_a_call_that_hangs_is_given_up_and_keeps_its_place_until_it_ends": [
+        ("ToolLimits", "timeout_seconds"),
     ],
     "environments/test_hostile_tools.py::test_a_tool_that_fails_at_first_is_tried_again_and_the_tries_are_counted": [
         ("ToolLimits", "retries"),
@@ -223,6 +248,12 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     ],
     "rlpipe/test_data_rows.py::test_text_of_special_tokens_stays_text_and_is_counted": [
         ("DatasetConfig", "allow_special_tokens"),
+    ],
+    "rlpipe/test_early_ends.py::test_a_lost_actor_is_started_again_as_often_as_is_allowed": [
+        ("FaultConfig", "actor_restarts"),
+    ],
+    "rlpipe/test_early_ends.py::test_what_is_whole_is_saved_before_an_early_end_where_there_is_time": [
+        ("FaultConfig", "grace_seconds"),
     ],
     "rlpipe/test_episode_branches.py::test_an_episode_of_which_a_part_was_cut_off_is_truncated_as_a_whole": [
         ("OverlongConfig", "mask_truncated"),
@@ -315,6 +346,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "rlpipe/test_measurement.py::test_with_error_the_run_ends_and_the_line_is_on_file_all_the_same": [
         ("JitConfig", "after_warmup"),
     ],
+    "rlpipe/test_memory_sharing.py::test_engines_and_actor_sleep_as_is_said_where_they_share_a_device": [
+        ("RayConfig", "sleep"),
+    ],
     "rlpipe/test_memory_sharing.py::test_the_actor_is_built_beside_engines_where_they_leave_room": [
         ("RayConfig", "colocate"),
         ("RayConfig", "start"),
@@ -344,6 +378,11 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("TinyPolicyConfig", "layers"),
         ("TinyPolicyConfig", "prediction_layer"),
     ],
+    "rlpipe/test_prepare_policy.py::test_an_environment_makes_as_many_tasks_as_are_wanted_where_they_are_wanted": [
+        ("PrepareConfig", "directory"),
+        ("TasksConfig", "test"),
+        ("TasksConfig", "train"),
+    ],
     "rlpipe/test_producer.py::test_a_run_goes_on_while_no_more_samples_fail_than_are_allowed": [
         ("GenerateConfig", "max_failed_share"),
     ],
@@ -372,6 +411,10 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("CheckpointConfig", "interval_iterations"),
         ("CheckpointConfig", "save_hf"),
     ],
+    "rlpipe/test_supervised.py::test_a_supervised_step_is_made_as_its_section_says": [
+        ("SupervisedConfig", "packing"),
+        ("SupervisedConfig", "sequences_per_step"),
+    ],
     "rlpipe/test_supervised.py::test_a_warm_start_ends_at_its_loss_or_after_its_steps_and_leaves_a_new_optimizer": [
         ("WarmStartConfig", "learning_rate"),
         ("WarmStartConfig", "response_template"),
@@ -382,6 +425,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "rlpipe/test_supervised.py::test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else": [
         ("DatasetConfig", "prompt_column"),
         ("SupervisedConfig", "conversations"),
+    ],
+    "rlpipe/test_supervised.py::test_examples_are_prepared_as_the_data_section_says": [
+        ("DataConfig", "processes"),
     ],
     "rlpipe/test_supervised.py::test_long_sequences_are_left_out_and_counted": [
         ("SupervisedConfig", "max_sequence_tokens"),
@@ -460,28 +506,10 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
 """By test: class and name of the settings that it sees, with the error by which, where that is of a library."""
 
 UNSEEN = {
-    ("ActorConfig", "gdn_backend"),
     ("ActorConfig", "threads"),
-    ("AgentConfig", "response_format"),
-    ("AgentConfig", "timeout_seconds"),
-    ("CheckpointConfig", "keep"),
     ("Config", "warm_start"),
-    ("DataConfig", "processes"),
-    ("EnvironmentConfig", "stop"),
-    ("FaultConfig", "actor_restarts"),
-    ("FaultConfig", "grace_seconds"),
-    ("JitConfig", "cache_directory"),
-    ("LoraConfig", "base"),
     ("LoraConfig", "dropout"),
     ("LoraConfig", "init"),
-    ("LoraConfig", "start_path"),
-    ("PrepareConfig", "directory"),
-    ("RayConfig", "sleep"),
-    ("SupervisedConfig", "packing"),
-    ("SupervisedConfig", "sequences_per_step"),
-    ("TasksConfig", "test"),
-    ("TasksConfig", "train"),
-    ("ToolLimits", "timeout_seconds"),
     ("TraceConfig", "iterations"),
 }
 """Settings that no quick test sees; whole runs may. To be emptied."""

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from rlpipe.config.load import load_config
+from rlpipe.config.run import RayConfig
 from rlpipe.estimate.memory import build_bytes
 from rlpipe.monitoring.metric_dictionary import SLEEP_WAKE_STEPS
 from rlpipe.shared.project_files import CONFIGS
@@ -99,6 +100,15 @@ def test_the_actor_is_built_beside_engines_where_they_leave_room(start, missing_
     note = f"the actor is built {order} the engines: it takes up to {wanted / 1e9:.1f} GB, and they leave {there:.1f}"
     assert list(sharing.notes) == ([] if start == "after" else [note])
     assert calls.take() == []  # the engines are waited for by `give_device_to_actor` alone
+
+
+@pytest.mark.parametrize(
+    ("sleep", "on_gpus", "on_cpus"), [("auto", True, False), ("always", True, True), ("never", False, False)]
+)
+def test_engines_and_actor_sleep_as_is_said_where_they_share_a_device(sleep, on_gpus, on_cpus):
+    settings = RayConfig(colocate=True, sleep=sleep)
+    assert (settings.shares_memory(gpus=True), settings.shares_memory(gpus=False)) == (on_gpus, on_cpus)
+    assert not RayConfig(colocate=False, sleep=sleep).shares_memory(gpus=True)
 
 
 def test_building_takes_parameters_twice_and_gradients_in_float32():

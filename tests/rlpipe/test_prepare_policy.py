@@ -40,6 +40,15 @@ def test_a_policy_has_the_sizes_that_are_asked_for(tmp_path):
     assert (model.experts.experts, model.experts.top_k, model.experts.width) == (5, 3, 24)
 
 
+def test_an_environment_makes_as_many_tasks_as_are_wanted_where_they_are_wanted(tmp_path):
+    demo = Path(__file__).parents[2] / "configs/demo/grid.yaml"
+    places = [f"model.path={tmp_path}/policy", f"prepare.directory={tmp_path}/task"]
+    config = load_config(demo, [*places, "prepare.tasks={train: 7, test: 3}"])
+    assert prepare(config) == [tmp_path / "policy", tmp_path / "task"]
+    rows = {name: (tmp_path / f"task/{name}.jsonl").read_text().splitlines() for name in ("train", "test")}
+    assert {name: len(set(lines)) for name, lines in rows.items()} == {"train": 7, "test": 3}
+
+
 def test_what_was_made_from_other_settings_is_told_of(tmp_path):
     demo = Path(__file__).parents[2] / "configs/demo/arithmetic.yaml"
     settings = [f"model.path={tmp_path}/policy", f"prepare.directory={tmp_path}/task", "prepare.policy.layers=1"]

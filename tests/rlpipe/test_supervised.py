@@ -1,6 +1,7 @@
 """Supervised sequences: prompt masking, conversations, wrapped packing."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +9,21 @@ import pytest
 
 from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.config.actor import ActorConfig
+from rlpipe.config.data import DataConfig
 from rlpipe.config.load import validate
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
+from rlpipe.data import PromptStream
+from rlpipe.data.mapped_rows import Preparation
 from rlpipe.monitoring.console import Console
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Prompt
+from rlpipe.supervised import examples
 from rlpipe.supervised.examples import load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs, wrap
 from rlpipe.supervised.warm_start import warm_start
+from rlpipe.training import sft
+from rlpipe.training.checkpoints import RunState
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +165,48 @@ def test_a_warm_start_ends_at_its_loss_or_after_its_steps_and_leaves_a_new_optim
     assert (second, second_steps) == (config.actor.optimizer, 1)
     assert actor.references == 1
     assert tokenizer.decode(actor.token_ids).count("it is ") == 4 * steps
+
+
+@pytest.mark.parametrize(("packing", "wrapped"), [("best_fit", False), ("wrapped", True)])
+def test_a_supervised_step_is_made_as_its_section_says(tmp_path, monkeypatch, packing, wrapped):
+    asked = []
+
+    def packed(sequences, actor, *, data_parallel, cost, wrapped):
+        asked.append((list(sequences), wrapped))
+        return SimpleNamespace(ranks=[], report=SimpleNamespace(metrics={}))
+
+    monkeypatch.setattr(sft, "supervised_packs", packed)
+    config = _config(tmp_path, [{"prompt": "a", "label": "b"}])
+    model, length = (
+        config.model.model_copy(update={"path": "Qwen3-8B"}),
+        config.run.model_copy(update={"iterations": 2}),
+    )
+    step = SimpleNamespace(phase=lambda name: nullcontext(), add=lambda metrics: None)
+    sft._iterate(
+        SimpleNamespace(
+            config=config.model_copy(update={"model": model, "run": length}),
+            settings=SupervisedConfig(sequences_per_step=3, packing=packing),
+            start=RunState(),
+            stream=PromptStream(range(9), 0, shuffle=False),
+            actor=SimpleNamespace(
+                layout=SimpleNamespace(data_parallel=1), train=lambda *_: SimpleNamespace(metrics={})
+            ),
+            checkpoints=SimpleNamespace(iteration=lambda *_: nullcontext(step), commit=lambda record: None),
+            log=None,
+            state=None,
+            data_metrics=dict,
+            checkpoint=lambda iteration: None,
+            measurement=SimpleNamespace(finish=lambda *_: None),
+            close=lambda: None,
+        )
+    )
+    assert asked == [([0, 1, 2], wrapped), ([3, 4, 5], wrapped)]
+
+
+def test_examples_are_prepared_as_the_data_section_says(tmp_path, tokenizer, monkeypatch):
+    asked = []
+    monkeypatch.setattr(examples, "Preparation", lambda *given: asked.append(given) or Preparation(*given))
+    config = _config(tmp_path, [{"prompt": "a", "label": "b"}])
+    data = DataConfig(train=config.data.train, processes=3, cache_directory=str(tmp_path))
+    load_examples(config.model_copy(update={"data": data}), SupervisedConfig(), tokenizer)
+    assert asked == [(str(tmp_path), 3)]

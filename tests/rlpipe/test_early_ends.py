@@ -1,0 +1,55 @@
+"""How a run goes on without its actor, and what is saved when it is ended early."""
+
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
+
+import pytest
+
+from rlpipe.config.fault import FaultConfig
+from rlpipe.config.load import validate
+from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.shared.errors import ActorLostError, RolloutError
+from rlpipe.training.actor_restarts import actor_attempts
+from rlpipe.training.checkpoints import Checkpoints, RunState
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_lost_actor_is_started_again_as_often_as_is_allowed(restarts):
+    tries = []
+    with suppress(ActorLostError):
+        for attempt in actor_attempts(FaultConfig(actor_restarts=restarts), Console(2)):
+            with attempt:
+                tries.append(attempt.retry_state.attempt_number)
+                raise ActorLostError("lost")
+    assert len(tries) == restarts + 1
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "error", "saved"),
+    [
+        (5.0, RolloutError("x"), [3]),
+        (5.0, KeyboardInterrupt(), [3]),
+        (0.0, RolloutError("x"), []),
+        (5.0, ActorLostError("x"), []),
+    ],
+)
+def test_what_is_whole_is_saved_before_an_early_end_where_there_is_time(tmp_path, grace_seconds, error, saved):
+    tree = {
+        "run": {"name": "r", "iterations": 9, "directory": str(tmp_path)},
+        "model": {"path": "none"},
+        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+        "fault": {"grace_seconds": grace_seconds},
+    }
+    config, found = validate(tree, "test"), []
+    actor = SimpleNamespace(
+        answering=True,
+        save_checkpoint=lambda folder, iteration, state: found.append(iteration),
+        finish_checkpoint=lambda: None,
+    )
+    checkpoints = Checkpoints(
+        config, RunDirectory.of(config), actor, nullcontext, Console(9), RunState(iteration=3), loaded=None
+    )
+    with pytest.raises(type(error)), checkpoints.saved_before_early_end():
+        raise error
+    assert found == saved
