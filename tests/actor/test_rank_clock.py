@@ -1,5 +1,6 @@
 """Seconds of each part of a rank's work: exclusive, complete, and able to name the slow rank."""
 
+import os
 import time
 
 import numpy as np
@@ -109,3 +110,9 @@ def test_a_warm_up_changes_no_weight_no_moment_and_no_random_number(everything, 
         assert all(np.array_equal(cold[2][name], warm[2][name]) for name in cold[2])
         assert len(cold[3]) == len(warm[3]) > 0
         assert all(np.array_equal(one, other) for one, other in zip(cold[3], warm[3], strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4096])
+def test_a_process_computes_with_as_many_threads_as_are_said_and_there_are_cores_for(threads):
+    (found,) = run_processes(1, in_module_worker, "timing_workers", "threads_of_a_process", threads)
+    assert found == min(threads, len(os.sched_getaffinity(0)))

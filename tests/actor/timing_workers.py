@@ -16,8 +16,22 @@ from actor.collectives.interception import listen
 from actor.kernel_warm_up import warm_up
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer
+from actor.worker import ActorWorker
 from rlpipe.batching import PackLimits
 from rlpipe.batching.shape_classes import shape_class_packs
+from rlpipe.config.load import validate
+
+
+def threads_of_a_process(rank: int, count: int, threads: int) -> int:
+    """What a process of the actor computes with."""
+    tree = {
+        "run": {"name": "r", "iterations": 1},
+        "model": {"path": "none"},
+        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
+        "actor": {"threads": threads},
+    }
+    ActorWorker(validate(tree, "test"), rank, None, time.perf_counter())
+    return torch.get_num_threads()
 
 
 def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: float) -> dict[str, Any]:

@@ -52,6 +52,12 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("LoraConfig", "targets"),
         ("LoraConfig", "use_rslora"),
     ],
+    "actor/test_lora_settings.py::test_so_much_of_the_inputs_is_left_out_as_is_said_and_nothing_outside_of_training": [
+        ("LoraConfig", "dropout"),
+    ],
+    "actor/test_lora_settings.py::test_the_first_factor_is_drawn_as_is_said": [
+        ("LoraConfig", "init"),
+    ],
     "actor/test_loss_parts.py::test_supervised_loss_is_the_negative_log_probability": [
         ("AlgorithmConfig", "loss"),
     ],
@@ -85,6 +91,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "actor/test_policy_losses.py::test_ppo_clip_with_clip_higher": [
         ("AlgorithmConfig", "clip_high"),
         ("AlgorithmConfig", "clip_low"),
+    ],
+    "actor/test_rank_clock.py::test_a_process_computes_with_as_many_threads_as_are_said_and_there_are_cores_for": [
+        ("ActorConfig", "threads"),
     ],
     "actor/test_train_group.py::test_as_many_checkpoints_are_kept_as_are_said": [
         ("CheckpointConfig", "keep"),
@@ -340,6 +349,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "rlpipe/test_learner.py::test_tokens_of_older_weights_have_no_loss_where_they_are_masked": [
         ("RolloutConfig", "mask_off_policy"),
     ],
+    "rlpipe/test_measurement.py::test_an_alarm_is_a_warning_with_worker_and_kernel_and_a_line_on_file": [
+        ("TraceConfig", "iterations"),
+    ],
     "rlpipe/test_measurement.py::test_executed_work_is_that_of_the_backend_that_ran": [
         ("ActorConfig", "peak_tflops", "KeyError"),
     ],
@@ -410,6 +422,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "rlpipe/test_saved_policies.py::test_save_hf_chooses_the_policies": [
         ("CheckpointConfig", "interval_iterations"),
         ("CheckpointConfig", "save_hf"),
+    ],
+    "rlpipe/test_supervised.py::test_a_run_begins_with_a_warm_start_where_it_has_one": [
+        ("Config", "warm_start"),
     ],
     "rlpipe/test_supervised.py::test_a_supervised_step_is_made_as_its_section_says": [
         ("SupervisedConfig", "packing"),
@@ -504,15 +519,6 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     ],
 }
 """By test: class and name of the settings that it sees, with the error by which, where that is of a library."""
-
-UNSEEN = {
-    ("ActorConfig", "threads"),
-    ("Config", "warm_start"),
-    ("LoraConfig", "dropout"),
-    ("LoraConfig", "init"),
-    ("TraceConfig", "iterations"),
-}
-"""Settings that no quick test sees; whole runs may. To be emptied."""
 
 SETTINGS = [
     _ignored(section, setting, test, *error)

@@ -11,18 +11,20 @@ from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.data import DataConfig
 from rlpipe.config.load import validate
+from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
 from rlpipe.data import PromptStream
 from rlpipe.data.mapped_rows import Preparation
 from rlpipe.monitoring.console import Console
+from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Prompt
 from rlpipe.supervised import examples
 from rlpipe.supervised.examples import load_examples
 from rlpipe.supervised.supervised_packs import supervised_packs, wrap
-from rlpipe.supervised.warm_start import warm_start
-from rlpipe.training import sft
+from rlpipe.supervised.warm_start import WarmStartResult, warm_start
+from rlpipe.training import session, sft
 from rlpipe.training.checkpoints import RunState
 
 
@@ -210,3 +212,14 @@ def test_examples_are_prepared_as_the_data_section_says(tmp_path, tokenizer, mon
     data = DataConfig(train=config.data.train, processes=3, cache_directory=str(tmp_path))
     load_examples(config.model_copy(update={"data": data}), SupervisedConfig(), tokenizer)
     assert asked == [(str(tmp_path), 3)]
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_run_begins_with_a_warm_start_where_it_has_one(tmp_path, monkeypatch, steps):
+    made = []
+    monkeypatch.setattr(session, "warm_start", lambda *given: made.append(given[1]) or WarmStartResult(3, 0.5))
+    config = _config(tmp_path, [{"prompt": "a", "label": "b"}]).model_dump()
+    config = Config.model_validate(config | {"warm_start": steps and {"steps": steps}})
+    clock = SimpleNamespace(task=lambda name, text: nullcontext())
+    session._warm_start(SimpleNamespace(config=config), _Actor(), RunDirectory(tmp_path), Console(2), clock)
+    assert [settings.steps for settings in made] == ([] if steps is None else [3])
