@@ -1,6 +1,5 @@
 """Seconds of each part of a rank's work: exclusive, complete, and able to name the slow rank."""
 
-import os
 import time
 
 import numpy as np
@@ -112,7 +111,6 @@ def test_a_warm_up_changes_no_weight_no_moment_and_no_random_number(everything, 
         assert all(np.array_equal(one, other) for one, other in zip(cold[3], warm[3], strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4096])
-def test_a_process_computes_with_as_many_threads_as_are_said_and_there_are_cores_for(threads):
-    (found,) = run_processes(1, in_module_worker, "timing_workers", "threads_of_a_process", threads)
-    assert found == min(threads, len(os.sched_getaffinity(0)))
+@pytest.mark.parametrize(("threads", "used"), [(1, 1), (2, 2), (4096, 3)])
+def test_a_process_computes_with_as_many_threads_as_are_said_and_there_are_cores_for(threads, used):
+    assert run_processes(1, in_module_worker, "timing_workers", "threads_of_a_process", threads, 3) == [used]

@@ -1,5 +1,6 @@
 """What the timing tests run inside spawned workers; imports Megatron."""
 
+import os
 import random
 import time
 from dataclasses import replace
@@ -22,8 +23,9 @@ from rlpipe.batching.shape_classes import shape_class_packs
 from rlpipe.config.load import validate
 
 
-def threads_of_a_process(rank: int, count: int, threads: int) -> int:
-    """What a process of the actor computes with."""
+def threads_of_a_process(rank: int, count: int, threads: int, cores: int) -> int:
+    """What a process of the actor computes with on a machine of `cores`."""
+    os.sched_getaffinity = lambda _: set(range(cores))
     tree = {
         "run": {"name": "r", "iterations": 1},
         "model": {"path": "none"},
