@@ -43,9 +43,14 @@ class _Watched:
         return self.now
 
     @property
+    def is_lost(self):
+        return self.engine.state is EngineState.LOST
+
+    @property
     def lost_at(self):
-        """When, and why; None for one that serves."""
-        return (round(self.now, 1), str(self.engine.failure)) if self.engine.state is EngineState.LOST else None
+        """When, and why."""
+        assert self.is_lost
+        return round(self.now, 1), str(self.engine.failure)
 
 
 def _calls(value):
@@ -56,14 +61,14 @@ def _calls(value):
 def test_probes_are_sent_as_often_as_is_said(monkeypatch, every_seconds, count):
     watched = _Watched(monkeypatch, 20, lambda sent: 0.0, engine_probe_seconds=every_seconds)
     assert abs(len(watched.sent_at) - count) <= 1
-    assert watched.lost_at is None and watched.looked_at == []
+    assert not watched.is_lost and watched.looked_at == []
 
 
 @pytest.mark.parametrize(("deadline_seconds", "is_late"), [(2.0, True), (3.5, False)])
 def test_an_answer_within_the_deadline_is_not_missed(monkeypatch, deadline_seconds, is_late):
     watched = _Watched(monkeypatch, 20, lambda sent: 3.0, engine_probe_deadline_seconds=deadline_seconds)
     assert bool(watched.looked_at) == is_late
-    assert watched.lost_at is None  # it answers, though slowly, and its processes run
+    assert not watched.is_lost  # it answers, though slowly, and its processes run
 
 
 @pytest.mark.parametrize(("missed", "of"), [(2, 5), (3, 5), (2, 4), (2, 3), (1, 2)])
