@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlpipe.config.load import validate
+from tests.small_config import small_config
 
 
 @pytest.mark.parametrize(
@@ -16,15 +16,14 @@ def test_a_trainer_is_built_as_the_run_says(tmp_path, algorithm, reference, kept
     for folder in folders.values():
         (tmp_path / folder).mkdir()
     model = {"path": folders["policy"], "reference_path": reference and folders[reference]}
-    tree = {
-        "run": {"name": "r", "iterations": 5},
-        "seed": 7,
-        "model": model,
-        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
-        "algorithm": {"updates_per_iteration": 3, **algorithm},
-        "actor": {"optimizer": {"learning_rate": 0.25}},
-    }
-    options = trainer_options(validate(tree, "test"))
+    config = small_config(
+        run={"name": "r", "iterations": 5},
+        seed=7,
+        model=model,
+        algorithm={"updates_per_iteration": 3, **algorithm},
+        actor={"optimizer": {"learning_rate": 0.25}},
+    )
+    options = trainer_options(config)
     assert (str(options.model_path), options.keep_reference, options.seed) == (folders["policy"], kept, 7)
     assert options.reference_path == (reference and tmp_path / reference)
     assert (options.total_steps, options.actor.optimizer.learning_rate) == (15, 0.25)

@@ -20,19 +20,13 @@ from actor.trainer import Trainer
 from actor.worker import ActorWorker
 from rlpipe.batching import PackLimits
 from rlpipe.batching.shape_classes import shape_class_packs
-from rlpipe.config.load import validate
+from tests.small_config import small_config
 
 
 def threads_of_a_process(rank: int, count: int, threads: int, cores: int) -> int:
     """What a process of the actor computes with on a machine of `cores`."""
     os.sched_getaffinity = lambda _: set(range(cores))
-    tree = {
-        "run": {"name": "r", "iterations": 1},
-        "model": {"path": "none"},
-        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
-        "actor": {"threads": threads},
-    }
-    ActorWorker(validate(tree, "test"), rank, None, time.perf_counter())
+    ActorWorker(small_config(actor={"threads": threads}), rank, None, time.perf_counter())
     return torch.get_num_threads()
 
 

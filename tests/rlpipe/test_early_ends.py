@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlpipe.config.fault import FaultConfig
-from rlpipe.config.load import validate
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import ActorLostError, RolloutError
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.checkpoints import Checkpoints, RunState
+from tests.small_config import small_config
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
@@ -35,13 +35,8 @@ def test_a_lost_actor_is_started_again_as_often_as_is_allowed(restarts):
     ],
 )
 def test_what_is_whole_is_saved_before_an_early_end_where_there_is_time(tmp_path, grace_seconds, error, saved):
-    tree = {
-        "run": {"name": "r", "iterations": 9, "directory": str(tmp_path)},
-        "model": {"path": "none"},
-        "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
-        "fault": {"grace_seconds": grace_seconds},
-    }
-    config, found = validate(tree, "test"), []
+    run = {"name": "r", "iterations": 9, "directory": str(tmp_path)}
+    config, found = small_config(run=run, fault={"grace_seconds": grace_seconds}), []
     actor = SimpleNamespace(
         answering=True,
         save_checkpoint=lambda folder, iteration, state: found.append(iteration),

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlpipe.config.load import validate
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.training.evaluation import Evaluation, pass_at_k, score
 from rollout.requests import SamplingParameters
+from tests.small_config import small_config
 
-_DATA = {"train": [{"name": "t", "path": "t.jsonl"}]}
 _SAMPLING = {"temperature": 0.7, "top_p": 0.6, "top_k": 5, "stop": ["a"], "stop_token_ids": [3]}
 _OTHERS = {"max_response_tokens": 9, "temperature": 0.5, "top_p": 0.4, "top_k": 7, "stop": ["c"], "stop_token_ids": [4]}
 
@@ -30,15 +29,10 @@ class _Engines:
 
 
 def _config(evaluation, rollout=None, dataset=None, iterations=7):
-    return validate(
-        {
-            "run": {"name": "r", "iterations": iterations},
-            "model": {"path": "none"},
-            "data": _DATA,
-            "rollout": rollout or {},
-            "eval": {"datasets": [{"name": "e", "path": "e.jsonl", **(dataset or {})}], **evaluation},
-        },
-        "test",
+    return small_config(
+        run={"name": "r", "iterations": iterations},
+        rollout=rollout or {},
+        eval={"datasets": [{"name": "e", "path": "e.jsonl", **(dataset or {})}], **evaluation},
     )
 
 

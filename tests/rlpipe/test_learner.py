@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rlpipe.config.layout import ActorLayout
-from rlpipe.config.load import validate
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.sample_table import SampleTable
 from rlpipe.training.learner import Learner
+from tests.small_config import small_config
 
 OLD, REFERENCE, ENGINE = -1.25, -1.0, -2.0
 
@@ -33,16 +33,12 @@ class _Actor:
 
 
 def _learner(rollout=None, actor=None, **algorithm):
-    config = validate(
-        {
-            "run": {"name": "r", "iterations": 1},
-            "model": {"path": "Qwen3-8B"},
-            "data": {"train": [{"name": "t", "path": "t.jsonl"}], "max_prompt_tokens": 2},
-            "rollout": {"max_response_tokens": 32, **(rollout or {})},
-            "algorithm": algorithm,
-            "actor": actor or {},
-        },
-        "test",
+    config = small_config(
+        model={"path": "Qwen3-8B"},
+        data={"train": [{"name": "t", "path": "t.jsonl"}], "max_prompt_tokens": 2},
+        rollout={"max_response_tokens": 32, **(rollout or {})},
+        algorithm=algorithm,
+        actor=actor or {},
     )
     return Learner(config, _Actor(config))
 

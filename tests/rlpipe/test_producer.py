@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlpipe.config.load import validate
 from rlpipe.data.stream import StreamState
 from rlpipe.generation.group_source import Responded
 from rlpipe.generation.producer import Rollouts
@@ -15,6 +14,7 @@ from rlpipe.shared.errors import DeadlineError, RolloutError
 from rlpipe.shared.number_arrays import LossMask
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Turn
+from tests.small_config import small_config
 
 PROMPTS = [Prompt(f"p{number}", "", (number,), "label", "t") for number in range(5)]
 
@@ -75,16 +75,12 @@ class _Graders:
 
 
 def _rollouts(engines, said=None, state=StreamState(), pending=(), dataset=None, seconds=60.0, **rollout):
-    config = validate(
-        {
-            "run": {"name": "r", "iterations": 2},
-            "seed": 7,
-            "model": {"path": "none"},
-            "data": {"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
-            "deadlines": {"rollout_seconds": seconds},
-            "rollout": {"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
-        },
-        "test",
+    config = small_config(
+        run={"name": "r", "iterations": 2},
+        seed=7,
+        data={"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
+        deadlines={"rollout_seconds": seconds},
+        rollout={"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
     )
     episodes = SimpleNamespace(
         open=lambda client, tokenizer, seed: engines.seeds.append(seed),

@@ -70,7 +70,7 @@ def test_sglang_is_started_as_the_engine_section_says():
 
 def test_engines_are_set_up_as_the_run_says(config_of, tmp_path):
     usual = config_of(engines=3, jit={"warm_up": "on", "stall_factor": 7.0})
-    config = Config.model_validate(usual.model_dump() | {"seed": 5, "weight_sync": {"verify": True}})
+    config = Config.model_validate(usual.model_dump() | {"seed": 5})
     setups = engine_setups(config, str(tmp_path), log_directory=str(tmp_path / "logs"))
     assert [setup.index for setup in setups] == [0, 1, 2] and len({setup.instance for setup in setups}) == 3
     for setup in setups:
