@@ -12,6 +12,7 @@ from megatron.core import parallel_state, tensor_parallel
 from actor.device import compute_device, peak_allocation
 from actor.layers.causal_attention import LongShapes, plan_long_sequences
 from actor.models.policy_model import take_mtp_loss
+from actor.reduction import any_rank, first_non_finite, reduce_metrics
 from actor.trainer import Trainer
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.pack import Pack
@@ -28,12 +29,15 @@ def warm_up(
 ) -> None:
     """Forward and backward passes over `training` and passes without gradients over `forward_only`. Collective.
 
-    Gradients are exchanged and measured as in a step, which sets up all communicators, and then thrown away.
+    Gradients and metrics are exchanged and measured as in a step, which sets up all communicators, and then thrown
+    away.
     """
     longest_tokens = min(longest_sequence_tokens, max(pack.cu_seqlens_padded[-1] for pack in training))
     with unchanged_generators(), trainer.clock.part("warm_up"), peak_allocation() as peak_bytes:
-        trainer.accumulate(training, algorithm)
+        results = trainer.accumulate(training, algorithm)
         trainer.optimizer.finish_gradients()
+        reduce_metrics(results)
+        any_rank(first_non_finite(results) is not None)
         trainer.optimizer.gradient_norm()
         trainer.optimizer.zero_gradients()
         take_mtp_loss(trainer.policy[-1])

@@ -44,6 +44,7 @@ def engine_limits(sglang: Any, request_tokens: int) -> EngineLimits:
         request_tokens=request_tokens,
         batch_tokens=chunk if chunk and chunk > 0 else arguments.max_prefill_tokens,
         pool_tokens=info["max_total_num_tokens"],
+        graph_sizes=tuple(sorted(arguments.cuda_graph_config.decode.bs or ())),
     )
 
 

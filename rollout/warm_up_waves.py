@@ -6,7 +6,8 @@ What kernels compile for in SGLang, next to the model's own sizes:
            has three classes of chunks of 64 tokens; norms follow from tokens over streaming multiprocessors; metadata
            kernels from the next power of two of the number of sequences.
   decode   graphs are captured at the start; what runs beside them follows from the next power of two of the number of
-           sequences, and from whether that is 1 or a multiple of 16.
+           sequences, and from whether that is 1 or a multiple of 16; what fills a graph's states in, from the same of
+           the graph's number as well.
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,14 @@ Wave = tuple[WaveRequest, ...]
 @dataclass(frozen=True)
 class EngineLimits:
     """running: requests at a time. request_tokens: longest prompt plus response. batch_tokens: most prompt tokens that
-    one pass computes. pool_tokens: room for keys and values."""
+    one pass computes. pool_tokens: room for keys and values. graph_sizes: of batches that graphs of decoding are
+    captured for, rising; any other takes the next larger one."""
 
     running: int
     request_tokens: int
     batch_tokens: int
     pool_tokens: int
+    graph_sizes: tuple[int, ...] = ()
 
 
 def warm_up_waves(limits: EngineLimits) -> list[Wave]:
@@ -62,6 +65,20 @@ def sequence_classes(most: int) -> list[int]:
         largest, smallest = 1 << exponent, (1 << exponent) // 2 + 1
         found |= {largest, smallest, -(-smallest // 16) * 16 if largest > 16 else largest}
     return sorted(count for count in found if 1 <= count <= most)
+
+
+def decoding_classes(limits: EngineLimits) -> list[int]:
+    """Rising: those of `sequence_classes`, and one of each pair of classes of a batch and of the graph it takes."""
+    pairs: dict[tuple[tuple[int, bool, bool], ...], int] = {}
+    for count in range(1, limits.running + 1):
+        graph = next((size for size in limits.graph_sizes if size >= count), count)
+        pairs.setdefault((_size_class(count), _size_class(graph)), count)
+    return sorted({*sequence_classes(limits.running), *pairs.values()})
+
+
+def _size_class(count: int) -> tuple[int, bool, bool]:
+    """What a kernel that is launched for `count` sequences compiles for."""
+    return (count - 1).bit_length(), count == 1, count % 16 == 0
 
 
 def _split(tokens: int, limits: EngineLimits) -> Wave:
@@ -89,7 +106,7 @@ def _shared_prefix(limits: EngineLimits) -> tuple[Wave, ...]:
 
 def decoding_wave(limits: EngineLimits) -> Wave:
     """As many requests as run at a time, which end so that every class of batch size decodes for two steps."""
-    sizes = sequence_classes(limits.running)
+    sizes = decoding_classes(limits)
     prompt = min(8, limits.request_tokens - 1)
     most = min(limits.request_tokens - prompt, limits.pool_tokens // limits.running - prompt)
     if most < 1:

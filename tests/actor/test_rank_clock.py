@@ -114,3 +114,11 @@ def test_a_warm_up_changes_no_weight_no_moment_and_no_random_number(everything, 
 @pytest.mark.parametrize(("threads", "used"), [(1, 1), (2, 2), (4096, 3)])
 def test_a_process_computes_with_as_many_threads_as_are_said_and_there_are_cores_for(threads, used):
     assert run_processes(1, in_module_worker, "timing_workers", "threads_of_a_process", threads, 3) == [used]
+
+
+@pytest.mark.parametrize("architecture", ["dense", "moe"])
+def test_a_warm_up_begins_every_exchange_of_a_step_but_those_of_new_weights(everything, architecture):
+    for rank in everything:
+        cold, warm = (rank["warm_up"][architecture][f"{name} begins"] for name in ("cold", "warm"))
+        assert {operation for _, operation in cold} > {operation for _, operation in warm}
+        assert {operation for _, operation in warm} == {"all_gather_into_tensor_coalesced"}, warm

@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,17 +54,34 @@ def planted_sleeps(rank: int, count: int, policy_path: Path, sleep_seconds: floa
     return found
 
 
+class FirstExchanges:
+    """Groups and operations, as they are begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, str]] = []
+
+    def note(self, group: str, operation: str) -> AbstractContextManager[None]:
+        self.begun.append((group, operation))
+        return nullcontext()
+
+
 def warm_up_leaves_no_trace(rank: int, policy_path: Path, count: int) -> dict[str, Any]:
-    """Weights, optimizer state, metrics and random numbers after one step, with and without a warm-up before it."""
+    """Weights, optimizer state, metrics and random numbers after one step, with and without a warm-up before it; and
+    the exchanges that the warm-up left for the step to begin, as group and operation."""
     limits = PackLimits(budget_tokens=64)
     packs = [replace(pack, ref_logprobs=pack.rollout_logprobs) for pack in shape_class_packs(limits, VOCABULARY)]
     own = train_workers.split(train_workers.whole_batch(), [range(4), range(4, 8)])[rank]
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("cold", "warm"):
         trainer = train_workers.trainer(policy_path, count)
+        exchanges = FirstExchanges()
+        undo = listen(ExchangeTimer(RankClock(), exchanges.note))
         if name == "warm":
             warm_up(trainer, packs, packs, train_workers.POLICY, longest_sequence_tokens=64)
+            exchanges.begun.clear()
         metrics = trainer.train_step([own], train_workers.POLICY).metrics
+        found[f"{name} begins"] = exchanges.begun
+        undo()
         draws = (random.random(), float(np.random.random()), float(torch.rand(())))
         state = [tensor.numpy() for tensor in train_workers.masters_and_moments(trainer)]
         found[name] = (metrics, draws, train_workers.weights(trainer), state, trainer.counts)

@@ -26,6 +26,7 @@ from tests.rlpipe.run_support import (
     run_arguments,
     run_command,
 )
+from tests.search_path import search_path
 
 LAYOUTS = {
     "one process": (),
@@ -99,7 +100,6 @@ def disturbed_run(
     schedule.write_text(json.dumps([asdict(strike) for strike in strikes]))
     mark, begin = uuid.uuid4().hex, time.monotonic()
     planted = PROJECT / "tests/chaos/planted"
-    search = os.pathsep.join(filter(None, [str(planted), str(PROJECT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [
             sys.executable,
@@ -110,7 +110,7 @@ def disturbed_run(
             *chaos_arguments(folder, *settings),
         ],
         cwd=PROJECT,
-        env={**os.environ, MARK: mark, "PYTHONPATH": search},
+        env={**os.environ, MARK: mark, "PYTHONPATH": search_path(planted)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,6 +17,7 @@ from rlpipe.commands.doctor.node_facts import Gpu, NodeFacts
 from rlpipe.commands.doctor.nodes import judge_node, judge_together
 from rlpipe.config.cluster import NodeConfig
 from rlpipe.shared.project_files import ROOT as PROJECT
+from tests.search_path import search_path
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 H100 = Gpu("580.65", "NVIDIA H100 80GB HBM3", "9.0", 5 * 2**20)
@@ -37,7 +38,7 @@ OTHER = replace(NODE, address="10.0.0.2")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_nodes_of_a_real_cluster_are_asked(tmp_path):
-    environment = {**os.environ, **TOKEN, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **TOKEN, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
     script = str(Path(__file__).with_name("two_ray_nodes.py"))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, script], env=environment, **pipes) as nodes:

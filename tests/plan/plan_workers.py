@@ -24,6 +24,7 @@ def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) 
     _step(_trainer(small, actor))
     before = _own()
     trainer = _trainer(path, actor)
+    _write_states(trainer)
     state = _own() - before
     kept = _kept(trainer)
     _own()
@@ -57,6 +58,14 @@ def _trainer(path: Path, actor: ActorConfig) -> Trainer:
 
 def _step(trainer: Trainer) -> None:
     assert trainer.train_step([_pack(trainer.options.actor.max_tokens_per_gpu)], AlgorithmConfig()).applied
+
+
+def _write_states(trainer: Trainer) -> None:
+    """Not every torch writes the zeros that moments begin with, and a page that nobody wrote is not there."""
+    for adam in trainer.optimizer.adams:
+        for state in adam.state.values():
+            for value in state.values():
+                value.add_(0)
 
 
 def _kept(trainer: Trainer) -> int:

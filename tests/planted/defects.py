@@ -541,6 +541,27 @@ _MEASUREMENT = [
         "rlpipe/test_episode_branches.py::test_the_lag_of_older_weights_counts_by_tokens",
     ),
     Defect(
+        "an engine's memory goes while its device still works",
+        "rollout/sglang_patches/finished_work.py",
+        "        torch.get_device_module().synchronize()\n",
+        "",
+        "rollout/test_finished_work.py::test_an_engine_waits_for_its_device_before_it_gives_memory_back",
+    ),
+    Defect(
+        "a warm-up leaves the exchange of metrics out",
+        "actor/kernel_warm_up.py",
+        "        reduce_metrics(results)\n",
+        "",
+        "actor/test_rank_clock.py::test_a_warm_up_begins_every_exchange_of_a_step_but_those_of_new_weights",
+    ),
+    Defect(
+        "a warm-up overlooks the graphs that batches are filled up to",
+        "rollout/warm_up_waves.py",
+        "        graph = next((size for size in limits.graph_sizes if size >= count), count)",
+        "        graph = count",
+        "rollout/test_warm_up_waves.py::test_decoding_meets_every_pair_of_a_batch_and_the_graph_it_takes",
+    ),
+    Defect(
         "secrets stand in messages",
         "rlpipe/shared/secret_text.py",
         "            text = text.replace(value, HIDDEN)",

@@ -110,7 +110,7 @@ def run_test(test: str, only: str, folder: Path, environment: Mapping[str, str] 
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "planted_reports", "-m", ""]
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_HOOK), str(PROJECT)]),
+        "PYTHONPATH": _search_path(),
         "RLPIPE_REPORTS": str(reports),
     }
     begin = time.monotonic()
@@ -141,8 +141,12 @@ def run_without(test: str, only: str) -> PytestRun:
 def environment_of(defect: Defect, marks: Path) -> dict[str, str]:
     """Variables that plant the defect into a process and all that it starts; each leaves a file in `marks`."""
     planted = {"module": defect.module, "file": str(PROJECT / defect.file), "old": defect.old, "new": defect.new}
-    search = os.pathsep.join([str(_HOOK), str(PROJECT)])
-    return {"PYTHONPATH": search, "RLPIPE_PLANTED": json.dumps(planted | {"marks": str(marks)})}
+    return {"PYTHONPATH": _search_path(), "RLPIPE_PLANTED": json.dumps(planted | {"marks": str(marks)})}
+
+
+def _search_path() -> str:
+    """The hook first; packages may be where only the caller's path leads."""
+    return os.pathsep.join(filter(None, [str(_HOOK), str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 
 def attempt(defect: Defect, fails_without: str = "") -> Attempt:

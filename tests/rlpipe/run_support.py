@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.search_path import search_path
+
 PROJECT = Path(__file__).parents[2]
 MARK = "RLPIPE_TEST_MARK"
 SHORT_WARM_START = "warm_start.sequences_per_step=16"
@@ -53,8 +55,7 @@ def start_command(
     command: str, *arguments: str, mark: str = "", output: Path | None = None, **environment: str
 ) -> subprocess.Popen[str]:
     """output: file that gets what it prints; without it that has to be read from the process."""
-    search = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search, **environment}
+    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search_path(), **environment}
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(

@@ -21,6 +21,7 @@ from rlpipe.prepare.tiny_policy import make_tiny_policy
 from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rollout.pool import RolloutPool
 from rollout.requests import GenerateRequest, Generation, SamplingParameters, sample_seed
+from tests.search_path import search_path
 
 _MODEL, _REFERENCE = "some-one/Tiny-0.1B", "some-one/Tiny.reference"
 
@@ -113,7 +114,7 @@ def _of_actor(run: Path, environment: dict[str, str], sequences: list[Any]) -> n
     checkpoint = latest_checkpoint(run / "small/checkpoints")
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("actor_logprobs.py")), str(run / "small"), str(checkpoint)],
-        env={**os.environ, **environment, "PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, **environment, "PYTHONPATH": search_path(), "CUDA_VISIBLE_DEVICES": ""},
         input=json.dumps(sequences),
         stdout=subprocess.PIPE,
         text=True,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rlpipe.cli import app
 from rlpipe.shared.phases import PHASES, TRAINING_PARTS
+from tests.search_path import search_path
 
 _PROJECT = Path(__file__).parents[2]
 PLANTED_ITERATION = 2
@@ -50,7 +51,7 @@ def run(tmp_path_factory):
         "trace.iterations=[3]",
         f"jit.cache_directory={folder}/kernels",
     ]
-    path = os.pathsep.join([str(Path(__file__).with_name("planted")), str(_PROJECT)])
+    path = search_path(Path(__file__).with_name("planted"))
     program = [sys.executable, str(Path(__file__).with_name("planted_run.py"))]
     process = subprocess.run(
         [*program, str(PLANTED_ITERATION), str(SLEEP_SECONDS), "configs/demo/arithmetic.yaml", *settings],

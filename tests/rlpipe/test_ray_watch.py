@@ -12,6 +12,7 @@ import ray
 from run_support import MARK, PROJECT, assert_no_process_is_left
 
 from rlpipe.shared.interrupts import INTERRUPTED
+from tests.search_path import search_path
 
 SCRIPT = """
 import sys, time
@@ -100,7 +101,7 @@ def run_script(
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         cwd=PROJECT,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(PROJECT), **environment},
+        env={**os.environ, MARK: mark, "PYTHONPATH": search_path(), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -132,7 +133,9 @@ def test_ray_is_held_also_where_its_environment_is_reached_by_a_link(tmp_path: P
     """Without, it ended the run with exit code 1 and not a word."""
     packages = Path(ray.__file__).resolve().parents[1]
     (tmp_path / "linked").symlink_to(packages)
-    code, output = run_script("raylet", "storing objects", PYTHONPATH=f"{PROJECT}{os.pathsep}{tmp_path / 'linked'}")
+    code, output = run_script(
+        "raylet", "storing objects", PYTHONPATH=f"{search_path()}{os.pathsep}{tmp_path / 'linked'}"
+    )
     assert code == 2, output
     assert "error: ray: the raylet of this machine (pid " in output
 

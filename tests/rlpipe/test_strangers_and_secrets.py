@@ -26,6 +26,7 @@ from rlpipe.config.load import load_config
 from rlpipe.config.save import resolved_yaml
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.secret_text import HIDDEN, Secrets, hide_in_tree, is_secret_key
+from tests.search_path import search_path
 
 PLANTED = {name: f"planted{secrets.token_hex(12)}" for name in ("environment", "option", "password", "parameter")}
 
@@ -167,7 +168,7 @@ def test_secrets_in_sentences_are_hidden(text: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_traceback_shows_no_secret() -> None:
     program = "from rlpipe.shared.secret_text import hide_in_tracebacks as hide\nhide()\nraise ValueError('abcdefgh1')"
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "MY_TOKEN": "abcdefgh1"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "MY_TOKEN": "abcdefgh1"}
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert "ValueError" in found.stderr
     assert "abcdefgh1" not in found.stderr.partition("ValueError: ")[2]

@@ -17,6 +17,7 @@ from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import EngineSetup, server_arguments
 from rollout.device_checks import check_device
 from rollout.sglang_source import declared_server_arguments
+from tests.search_path import search_path
 
 HYBRID = describe_model("Qwen3.5-35B-A3B")
 STAND_INS = Path(server_arguments.__code__.co_filename).parent / "cpu_stand_ins"
@@ -101,7 +102,7 @@ def test_most_weights_and_half_of_the_pool_are_saved():
 
 
 def test_modules_get_8_bits_by_the_rule_that_quantises_their_tensors():
-    path = os.pathsep.join([str(STAND_INS), os.environ.get("PYTHONPATH", "")])
+    path = search_path(STAND_INS)
     done = subprocess.run(
         [sys.executable, "-c", CHOOSE],
         capture_output=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_source import sglang_folder
+from tests.search_path import search_path
 
 VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 MEASURED = "triton_3_6_0/E=256,N=512,device_name=NVIDIA_H200.json"
@@ -77,5 +78,5 @@ def test_both_products_of_8_bit_experts_sort_their_tokens_once():
 
 def _environment() -> dict[str, str]:
     stand_ins = Path(use_measured_blocks.__code__.co_filename).parent / "cpu_stand_ins"
-    path = os.pathsep.join([str(stand_ins), os.environ.get("PYTHONPATH", "")])
+    path = search_path(stand_ins)
     return os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"}

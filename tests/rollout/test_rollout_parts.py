@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,14 @@ def test_a_cpu_engine_sees_the_stand_ins_and_a_cuda_engine_does_not():
     assert cpu["PYTHONPATH"].endswith(os.pathsep + "/mine")
     assert "cpu_stand_ins" not in cuda["PYTHONPATH"]
     assert "SGLANG_USE_CPU_ENGINE" not in cuda
+
+
+def test_torch_finds_no_triton_in_the_stand_in(tmp_path):
+    """Packages that only hosts with GPUs have ask for it where they are imported."""
+    program = "from torch.utils import _triton as found; print(found.has_triton_package(), found.has_triton())"
+    environment = os.environ | engine_environment("cpu", 1, tmp_path, os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert found.stdout.split() == ["True", "False"], found.stderr
 
 
 def test_each_tensor_parallel_rank_on_a_cpu_is_given_cores():

@@ -1,6 +1,7 @@
 """The requests that warm an engine up meet every class of batch, and never more than the engine takes."""
 
 import random
+from bisect import bisect_left
 
 import pytest
 
@@ -81,3 +82,22 @@ def test_a_prompt_is_met_whose_beginning_is_cached():
     first = next(index for index, wave in enumerate(waves) if any(one.prefix is not None for one in wave))
     assert len(waves[first]) == 1
     assert [one.prefix for one in waves[first + 1]] == [waves[first][0].prefix] * 2
+
+
+GRAPHS = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16))
+"""That SGLang captures."""
+
+
+@pytest.mark.parametrize("running", [1, 7, 16, 33, 65, 128, 512])
+def test_decoding_meets_every_pair_of_a_batch_and_the_graph_it_takes(running):
+    graphs = tuple(sorted({*(size for size in GRAPHS if size <= running), running}))
+    limits = EngineLimits(running, 4096, batch_tokens=8192, pool_tokens=4096 * running, graph_sizes=graphs)
+    wave = decoding_wave(limits)
+    longest = max(one.new_tokens for one in wave)
+    sizes = {sum(one.new_tokens > step for one in wave) for step in range(1, longest)}
+
+    def pair(count: int) -> tuple[tuple[int, bool, bool], ...]:
+        return _sequence_class(count), _sequence_class(graphs[bisect_left(graphs, count)])
+
+    assert {pair(size) for size in range(1, running + 1)} <= {pair(size) for size in sizes}
+    assert longest < 150, "a warm-up must be short"

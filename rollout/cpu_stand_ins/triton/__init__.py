@@ -37,6 +37,10 @@ class Stub(types.ModuleType):
     def __getattr__(self, name):
         return _attribute(self, name)
 
+    def __contains__(self, item):
+        """Asked of Triton's backends, by torch: there is none."""
+        return False
+
     def __call__(self, *arguments, **keywords):
         """Bare decorator, decorator factory, or a call whose value nobody looks at."""
         if len(arguments) == 1 and callable(arguments[0]) and not keywords:
