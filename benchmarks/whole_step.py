@@ -76,6 +76,7 @@ ROWS = [
     Row("host peak of engines GB", "memory/engine_host_peak_bytes", scale=1e-9, form=",.1f"),
     Row("packs", "pack/packs_count", form=",.0f"),
     Row("pack fill %", "pack/fill_share", scale=100, form=",.1f"),
+    Row("engines restarted", "fault/engine_restarts_count", form=",.0f"),
     Row("|SGLang - Megatron| mean", "mismatch/logprob_abs_mean", form=".4f"),
     Row("start to first token s", "perf/start_to_first_token_seconds", form=",.1f"),
 ]

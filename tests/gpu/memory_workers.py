@@ -9,12 +9,14 @@ from train_workers import trainer, whole_batch
 
 from actor.trainer import Trainer
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.jit_monitor import JitMonitor
 
 SUPERVISED = AlgorithmConfig(loss="sft")
 
 
 def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
     """Free bytes of the device while the trainer holds each part, and whether everything is as it was."""
+    JitMonitor.install()  # with it all cores compile what Triton tunes, as in a run
     policy = trainer(path, dtype="bfloat16")
     policy.train_step([whole_batch()], SUPERVISED)
     before, logprobs = _bits(policy), policy.logprobs([whole_batch()], "policy")[0]

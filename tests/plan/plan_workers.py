@@ -12,6 +12,7 @@ from actor.distributed import start_model_parallel
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.jit_monitor import JitMonitor
 from rlpipe.shared.pack import Pack
 
 
@@ -40,6 +41,7 @@ def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> 
 
     A first step compiles and tunes, which takes room of its own.
     """
+    JitMonitor.install()  # with it all cores compile what Triton tunes, as in a run
     start_model_parallel(actor, seed=3)
     trainer = _trainer(path, actor)
     state = torch.cuda.memory_allocated()

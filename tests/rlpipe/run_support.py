@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,13 +38,14 @@ SMALL = [
 ]
 TRACKED = ["trackers.tensorboard=true", "trackers.wandb=offline", "trackers.wandb_project=of-the-tests"]
 UNTRACKED = ["trackers.tensorboard=false", "trackers.wandb=off"]
+DIRECTORY = "run.directory="
 GRADER = "tests.rlpipe.parity_grader:response_is_even"
 
 
 def run_arguments(folder: Path, *more: str, config: str = "configs/demo/arithmetic.yaml") -> list[str]:
     """Of a small run in `folder`. Folders beside each other share a policy and a task: making those takes seconds."""
     places = [
-        f"run.directory={folder}",
+        f"{DIRECTORY}{folder}",
         f"model.path={folder.parent}/small-policy",
         f"prepare.directory={folder.parent}/small-task",
         f"reward.name={GRADER}",
@@ -70,10 +72,19 @@ def start_command(
 
 
 def run_command(command: str, *arguments: str, **environment: str) -> str:
+    """What it prints. It ends well, and not because something that was lost on the way was started again."""
+    known = _faults(arguments)
     process = start_command(command, *arguments, **environment)
     output, _ = process.communicate(timeout=800)
     assert process.returncode == 0, output
+    assert _faults(arguments) == known, output
     return output
+
+
+def _faults(arguments: Sequence[str]) -> dict[Path, str]:
+    """What runs in the folder that is meant have noted of engines that were lost and came back."""
+    folders = [Path(one.removeprefix(DIRECTORY)) for one in arguments if one.startswith(DIRECTORY)]
+    return {file: file.read_text() for folder in folders for file in folder.glob("*/logs/faults.jsonl")}
 
 
 def metric_rows(folder: Path) -> list[dict]:
