@@ -11,6 +11,7 @@ from train_support import make_pack
 from train_workers import trainer
 
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.jit_monitor import JitMonitor
 
 STEPS = 8
 SUPERVISED = AlgorithmConfig(loss="sft")
@@ -18,6 +19,7 @@ SUPERVISED = AlgorithmConfig(loss="sft")
 
 def full_and_adapters(rank: int, count: int, path: Path) -> dict[str, dict[str, Any]]:
     """Losses, median seconds of a step and peak bytes of each way, on the same packs."""
+    JitMonitor.install()  # with it all cores compile what Triton tunes, as in a run
     pack = make_pack([900, 1500, 700, 996], 0, 4096.0)
     adapters = {"lora": {"rank": 32, "experts": "each"}}
     answers = {}

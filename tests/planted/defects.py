@@ -541,6 +541,13 @@ _MEASUREMENT = [
         "rlpipe/test_episode_branches.py::test_the_lag_of_older_weights_counts_by_tokens",
     ),
     Defect(
+        "one fresh record makes a card of several seen",
+        "rlpipe/commands/cards/card_files.py",
+        "if fresh == len(recorded) else",
+        "if fresh else",
+        "rlpipe/test_cards.py::test_a_card_is_seen_only_where_all_of_its_records_are_of_the_code_that_is_there",
+    ),
+    Defect(
         "an engine's memory goes while its device still works",
         "rollout/sglang_patches/finished_work.py",
         "        torch.get_device_module().synchronize()\n",

@@ -83,6 +83,18 @@ def test_a_card_is_stale_once_its_code_has_changed_and_unknown_without_it(tmp_pa
     assert _status(folder) == "unknown"
 
 
+def test_a_card_is_seen_only_where_all_of_its_records_are_of_the_code_that_is_there(tmp_path):
+    folder = _project(tmp_path, records=("speed.cpu", "later.cpu"))
+    first = {"fast": present_digest(folder, ["actor"])}
+    write_record(replace(RECORD, name="later", code=first), folder / "results")
+    assert _status(folder) == "seen"
+    (folder / "actor" / "fast.py").write_text("SPEED = 2\n")
+    write_record(replace(RECORD, name="later", code={"fast": present_digest(folder, ["actor"])}), folder / "results")
+    assert _status(folder) == "seen in part"
+    write_record(replace(RECORD, name="later", code={}), folder / "results")
+    assert _status(folder) == "stale"
+
+
 def test_a_card_without_a_record_was_never_run_and_a_missing_record_is_an_error(tmp_path):
     folder = _project(tmp_path, records=())
     assert _status(folder) == "never run"

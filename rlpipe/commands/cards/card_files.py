@@ -14,7 +14,7 @@ from rlpipe.config.strict_yaml import StrictYamlError, load_yaml
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.project_files import CARDS, RECORDS, ROOT
 
-Status = Literal["seen", "stale", "unknown", "never run"]
+Status = Literal["seen", "seen in part", "stale", "unknown", "never run"]
 
 
 class Card(Section):
@@ -104,13 +104,15 @@ def card_states(cards: Path = CARDS, records: Path = RECORDS, root: Path = ROOT)
 
 
 def _status(name: str, records: tuple[Record, ...], present: str) -> Status:
-    """`seen`: some record was made with the code that is there. `unknown`: the code, or what it was, is not there."""
+    """`seen`: every record was made with the code that is there; `seen in part`: some were. `unknown`: the code, or
+    what it was, is not there."""
     if not records:
         return "never run"
-    recorded = {record.code.get(name, "") for record in records} - {""}
-    if not present or not recorded:
+    recorded = [record.code.get(name, "") for record in records]
+    if not present or not any(recorded):
         return "unknown"
-    return "seen" if present in recorded else "stale"
+    fresh = recorded.count(present)
+    return "seen" if fresh == len(recorded) else "seen in part" if fresh else "stale"
 
 
 def _tree(file: Path) -> dict[str, object]:

@@ -29,7 +29,7 @@ def _table(states: Sequence[CardState]) -> Iterator[str]:
         yield kind
         for state in states:
             if state.kind == kind:
-                yield f"  {state.name:{width}}  {state.status:9}  {_where(state)}".rstrip()
+                yield f"  {state.name:{width}}  {state.status:12}  {_where(state)}".rstrip()
     counts = Counter(state.status for state in states)
     yield f"{len(states)} cards: " + ", ".join(f"{number} {status}" for status, number in counts.most_common())
 
