@@ -1,30 +1,30 @@
-"""A device finishes what it was given before its memory is given back.
+"""A device finishes what it was given before memory is taken away from it.
 
-SGLang calls itself idle when every answer is out, and unmaps memory before it waits for the device. With drafts, the
-next ones are computed after an answer's last token has left: a kernel that still runs then reads memory that is gone,
-which ends the engine with an illegal memory access.
+Pausing SGLang's memory saver unmaps memory and waits for nothing. SGLang calls itself idle by what it knows on the host
+and begins to copy buffers of the model in the very call that unmaps them next. A kernel that is late, as where others
+share the GPU, reads memory that is gone, and the engine ends with an illegal memory access.
 """
 
 from typing import Any
 
 from rlpipe.shared.replaced_parts import replaces
 
-_RELEASE = replaces(
-    "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.release_memory_occupation",
-    why="kernels that follow the last token run on while their memory is unmapped",
-    drop_when="SGLang waits for the device before it pauses the memory saver",
+_PAUSE = replaces(
+    "sglang.srt.utils.torch_memory_saver_adapter:_TorchMemorySaverAdapterReal.pause",
+    "sglang.srt.utils.torch_memory_saver_adapter:_TorchMemorySaverAdapterReal",
+    why="memory is unmapped under kernels that were launched before",
+    drop_when="SGLang waits for the device before each pause of its memory saver, as its pull request 37932 does",
 )
 
 
 def install() -> None:
     """In a scheduler's process, before it starts."""
     import torch
-    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
-    release = _RELEASE.original()
+    pause, saver = _PAUSE.original(0), _PAUSE.original(1)
 
-    def finish_and_release(self: SchedulerWeightUpdaterManager, request: Any) -> Any:
+    def finish_and_pause(self: Any, tag: str) -> Any:
         torch.get_device_module().synchronize()
-        return release(self, request)
+        return pause(self, tag)
 
-    SchedulerWeightUpdaterManager.release_memory_occupation = finish_and_release
+    saver.pause = finish_and_pause

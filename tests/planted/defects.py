@@ -552,7 +552,7 @@ _MEASUREMENT = [
         "rollout/sglang_patches/finished_work.py",
         "        torch.get_device_module().synchronize()\n",
         "",
-        "rollout/test_finished_work.py::test_an_engine_waits_for_its_device_before_it_gives_memory_back",
+        "rollout/test_finished_work.py::test_a_device_is_waited_for_before_each_part_of_its_memory_goes",
     ),
     Defect(
         "a warm-up leaves the exchange of metrics out",
