@@ -9,7 +9,7 @@ import numpy as np
 from rlpipe.shared.replaced_parts import relies_on
 from rollout.arguments import EngineSetup
 from rollout.requests import SamplingParameters, sglang_sampling
-from rollout.warm_up_waves import EngineLimits, Wave, WaveRequest, decoding_wave, warm_up_waves
+from rollout.warm_up_waves import EngineLimits, Wave, WaveRequest, decoding_waves, warm_up_waves
 from rollout.weights.weight_requests import ADAPTER_NAME
 
 relies_on(
@@ -31,7 +31,8 @@ async def warm_up_engine(sglang: Any, setup: EngineSetup, request_tokens: int) -
     for wave in warm_up_waves(limits):
         await _send(sglang, setup, wave, first, prompts)
     for kind in others:
-        await _send(sglang, setup, decoding_wave(limits), kind, prompts)
+        for wave in decoding_waves(limits):
+            await _send(sglang, setup, wave, kind, prompts)
 
 
 def engine_limits(sglang: Any, request_tokens: int) -> EngineLimits:
@@ -44,6 +45,7 @@ def engine_limits(sglang: Any, request_tokens: int) -> EngineLimits:
         request_tokens=request_tokens,
         batch_tokens=chunk if chunk and chunk > 0 else arguments.max_prefill_tokens,
         pool_tokens=info["max_total_num_tokens"],
+        step_tokens=arguments.speculative_num_draft_tokens or 1,
         graph_sizes=tuple(sorted(arguments.cuda_graph_config.decode.bs or ())),
     )
 

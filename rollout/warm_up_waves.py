@@ -35,20 +35,22 @@ Wave = tuple[WaveRequest, ...]
 class EngineLimits:
     """running: requests at a time. request_tokens: longest prompt plus response. batch_tokens: most prompt tokens that
     one pass computes. pool_tokens: room for keys and values. graph_sizes: of batches that graphs of decoding are
-    captured for, rising; any other takes the next larger one."""
+    captured for, rising; any other takes the next larger one. step_tokens: most
+    that a step adds to a response, above 1 with drafts."""
 
     running: int
     request_tokens: int
     batch_tokens: int
     pool_tokens: int
     graph_sizes: tuple[int, ...] = ()
+    step_tokens: int = 1
 
 
 def warm_up_waves(limits: EngineLimits) -> list[Wave]:
     """Every class of batch: prefill by tokens, by sequences, with a cached prefix; then all sizes of decoding."""
     prefill = [_split(tokens, limits) for tokens in token_classes(limits.batch_tokens)]
     sequences = [_sequences(count, limits) for count in sequence_classes(limits.running)]
-    return [wave for wave in (*prefill, *sequences, *_shared_prefix(limits), decoding_wave(limits)) if wave]
+    return [wave for wave in (*prefill, *sequences, *_shared_prefix(limits), *decoding_waves(limits)) if wave]
 
 
 def token_classes(most: int) -> list[int]:
@@ -104,14 +106,17 @@ def _shared_prefix(limits: EngineLimits) -> tuple[Wave, ...]:
     return ((one,), (one,) * min(2, limits.running)) if tokens > 0 else ()
 
 
-def decoding_wave(limits: EngineLimits) -> Wave:
-    """As many requests as run at a time, which end so that every class of batch size decodes for two steps."""
-    sizes = decoding_classes(limits)
+def decoding_waves(limits: EngineLimits) -> list[Wave]:
+    """Waves in which every class of batch size decodes for two steps."""
     prompt = min(8, limits.request_tokens - 1)
     most = min(limits.request_tokens - prompt, limits.pool_tokens // limits.running - prompt)
+    sizes = decoding_classes(limits)
     if most < 1:
-        return ()
-    return tuple(
-        WaveRequest(prompt, min(most, 1 + _STEPS_AT_A_SIZE * sum(size > rank for size in sizes)))
-        for rank in range(limits.running)
-    )
+        return []
+    if limits.step_tokens > 1:
+        # How many tokens a step adds is chance, so a batch that shrinks would pass sizes by.
+        tokens = min(most, 1 + _STEPS_AT_A_SIZE * limits.step_tokens)
+        return [(WaveRequest(prompt, tokens),) * size for size in sizes]
+    # As many as run at a time, which end one after the other.
+    ends = (1 + _STEPS_AT_A_SIZE * sum(size > rank for size in sizes) for rank in range(limits.running))
+    return [tuple(WaveRequest(prompt, min(most, end)) for end in ends)]

@@ -39,6 +39,7 @@ class Record:
 
 RECORDS = [
     Record("whole_step.cuda", "local_1x141gb"),
+    Record("whole_step_8_layers.cuda", "local_1x141gb"),
     Record("whole_step_lora.cuda", "local_1x141gb"),
     # Older than SwiGLU's own kernel, which keeps two widths of the feed-forward less: 16.3 GB of the actor's tensors.
     Record("whole_step_8b.cuda", "local_1x141gb", frozenset(PEAKS)),

@@ -541,6 +541,13 @@ _MEASUREMENT = [
         "rlpipe/test_episode_branches.py::test_the_lag_of_older_weights_counts_by_tokens",
     ),
     Defect(
+        "a warm-up of an engine that drafts passes sizes of batches by",
+        "rollout/warm_up_waves.py",
+        "    if limits.step_tokens > 1:",
+        "    if False:",
+        "rollout/test_warm_up_waves.py::test_drafts_that_are_kept_by_chance_pass_no_size_by",
+    ),
+    Defect(
         "one fresh record makes a card of several seen",
         "rlpipe/commands/cards/card_files.py",
         "if fresh == len(recorded) else",

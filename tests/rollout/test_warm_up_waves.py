@@ -5,7 +5,7 @@ from bisect import bisect_left
 
 import pytest
 
-from rollout.warm_up_waves import EngineLimits, WaveRequest, decoding_wave, warm_up_waves
+from rollout.warm_up_waves import EngineLimits, WaveRequest, decoding_waves, warm_up_waves
 
 H200 = EngineLimits(running=128, request_tokens=4096, batch_tokens=16384, pool_tokens=2_000_000)
 # SGLang's tuned tables of the fused-MoE kernel have these numbers of tokens; it takes the nearest.
@@ -48,7 +48,7 @@ def test_batches_of_random_lengths_belong_to_classes_that_the_warm_up_met():
 @pytest.mark.parametrize("running", [1, 2, 7, 16, 48, 127, 128, 512])
 def test_decoding_meets_every_class_of_batch_size(running):
     limits = EngineLimits(running, request_tokens=4096, batch_tokens=8192, pool_tokens=4096 * running)
-    wave = decoding_wave(limits)
+    (wave,) = decoding_waves(limits)
     sizes = {sum(one.new_tokens > step for one in wave) for step in range(1, max(one.new_tokens for one in wave))}
     met = {_sequence_class(size) for size in sizes}
     assert {_sequence_class(size) for size in range(1, running + 1)} <= met
@@ -63,6 +63,7 @@ def test_decoding_meets_every_class_of_batch_size(running):
         EngineLimits(running=2, request_tokens=6, batch_tokens=16384, pool_tokens=20),
         EngineLimits(running=8, request_tokens=70, batch_tokens=16384, pool_tokens=700),
         EngineLimits(running=256, request_tokens=131072, batch_tokens=8192, pool_tokens=150_000),
+        EngineLimits(running=8, request_tokens=70, batch_tokens=16384, pool_tokens=700, step_tokens=64),
     ],
 )
 def test_every_wave_fits(limits):
@@ -92,7 +93,7 @@ GRAPHS = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16))
 def test_decoding_meets_every_pair_of_a_batch_and_the_graph_it_takes(running):
     graphs = tuple(sorted({*(size for size in GRAPHS if size <= running), running}))
     limits = EngineLimits(running, 4096, batch_tokens=8192, pool_tokens=4096 * running, graph_sizes=graphs)
-    wave = decoding_wave(limits)
+    (wave,) = decoding_waves(limits)
     longest = max(one.new_tokens for one in wave)
     sizes = {sum(one.new_tokens > step for one in wave) for step in range(1, longest)}
 
@@ -101,3 +102,12 @@ def test_decoding_meets_every_pair_of_a_batch_and_the_graph_it_takes(running):
 
     assert {pair(size) for size in range(1, running + 1)} <= {pair(size) for size in sizes}
     assert longest < 150, "a warm-up must be short"
+
+
+@pytest.mark.parametrize("running", [1, 33, 128])
+def test_drafts_that_are_kept_by_chance_pass_no_size_by(running):
+    limits = EngineLimits(running, 4096, batch_tokens=8192, pool_tokens=4096 * running, step_tokens=5)
+    waves = decoding_waves(limits)
+    assert {_sequence_class(len(wave)) for wave in waves} == {_sequence_class(size) for size in range(1, running + 1)}
+    assert all(one.new_tokens > 2 * limits.step_tokens for wave in waves for one in wave)
+    assert warm_up_waves(limits)[-len(waves) :] == waves
