@@ -35,8 +35,8 @@ Wave = tuple[WaveRequest, ...]
 class EngineLimits:
     """running: requests at a time. request_tokens: longest prompt plus response. batch_tokens: most prompt tokens that
     one pass computes. pool_tokens: room for keys and values. graph_sizes: of batches that graphs of decoding are
-    captured for, rising; any other takes the next larger one. step_tokens: most
-    that a step adds to a response, above 1 with drafts."""
+    captured for, rising; any other takes the next larger one. step_tokens: the most that a step adds to a response:
+    1 without drafts."""
 
     running: int
     request_tokens: int

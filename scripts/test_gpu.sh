@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the suites of tests/gpu that one GPU suffices for, and records each that passes (benchmarks/record.py).
+# Sets everything up, runs the suites of tests/gpu that one GPU suffices for, and records each that passes
+# (benchmarks/record.py).
 #
 #   bash scripts/test_gpu.sh [FOLDER]     FOLDER: for what each suite prints; without it gpu_tests/ below the project
 #
@@ -8,6 +9,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvidia-smi --list-gpus >/dev/null || { echo "test_gpu: no GPU is seen" >&2; exit 2; }
+unset PYTHONDONTWRITEBYTECODE
+bash scripts/setup.sh dev
+export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 logs=$(realpath -m "${1:-gpu_tests}")
 mkdir -p "$logs"
 rm -f "$logs"/failed

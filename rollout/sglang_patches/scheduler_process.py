@@ -12,10 +12,10 @@ from rollout.sglang_patches import (
     draft_choice,
     draft_clock,
     draft_verification,
-    finished_work,
     first_token,
     fp8_model,
     gathered_prefill,
+    memory_pause,
     prompts_once,
     sampling_kinds,
     seeded_draw,
@@ -46,7 +46,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     sampling_kinds.install()
     gathered_prefill.install()
     weight_receiver.install()
-    finished_work.install()
+    memory_pause.install()
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 

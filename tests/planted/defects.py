@@ -556,10 +556,10 @@ _MEASUREMENT = [
     ),
     Defect(
         "an engine's memory goes while its device still works",
-        "rollout/sglang_patches/finished_work.py",
+        "rollout/sglang_patches/memory_pause.py",
         "        torch.get_device_module().synchronize()\n",
         "",
-        "rollout/test_finished_work.py::test_a_device_is_waited_for_before_each_part_of_its_memory_goes",
+        "rollout/test_memory_pause.py::test_a_device_is_waited_for_before_each_part_of_its_memory_goes",
     ),
     Defect(
         "a warm-up leaves the exchange of metrics out",
