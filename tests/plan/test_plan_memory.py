@@ -25,13 +25,14 @@ def _freed_memory_goes_back(monkeypatch):
     assert os.environ["MALLOC_MMAP_THRESHOLD_"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "granularity"),
     [
-        pytest.param("dense", "none"),
-        pytest.param("dense", "full", marks=pytest.mark.slow),
-        pytest.param("hybrid", "none", marks=pytest.mark.slow),
-        pytest.param("hybrid", "full", marks=pytest.mark.slow),
+        ("dense", "none"),
+        ("dense", "full"),
+        ("hybrid", "none"),
+        ("hybrid", "full"),
     ],
 )
 def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):

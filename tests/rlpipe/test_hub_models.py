@@ -71,6 +71,7 @@ def run(home, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_commits_of_the_models_it_took_by_name(run, home):
     saved = yaml.safe_load((run / "small/config.yaml").read_text())["model"]
     for key, name in (("path", _MODEL), ("reference_path", _REFERENCE)):
@@ -79,6 +80,7 @@ def test_a_run_keeps_the_commits_of_the_models_it_took_by_name(run, home):
         assert (home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / commit).is_dir()
 
 
+@pytest.mark.slow
 def test_an_export_is_the_policy_that_the_run_wrote(run):
     exported, written = run / "out", run / "small/policy"
     assert sorted(path.name for path in exported.iterdir()) == sorted(path.name for path in written.iterdir())

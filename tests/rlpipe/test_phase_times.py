@@ -14,6 +14,7 @@ from rlpipe.cli import app
 from rlpipe.shared.phases import PHASES, TRAINING_PARTS
 from tests.search_path import search_path
 
+pytestmark = pytest.mark.slow
 _PROJECT = Path(__file__).parents[2]
 PLANTED_ITERATION = 2
 SLEEP_SECONDS = 0.7

@@ -60,6 +60,7 @@ def pool(ray_session, dense_folder, config_of, tmp_path_factory):
         yield pool
 
 
+@pytest.mark.slow
 def test_updates_of_the_adapter_alone_make_the_engine_the_merged_model(pool, dense_folder, tmp_path):
     weights, requests = state(dense_folder), make_requests(4)
     plain = generate(pool, requests)

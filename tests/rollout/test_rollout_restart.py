@@ -13,6 +13,7 @@ from rollout_requests import answers, generate, make_requests, mixed_requests
 from rlpipe.config.fault import FaultConfig
 from rlpipe.shared.errors import RolloutError
 from rollout.pool import RolloutPool
+from tests.search_path import search_path
 
 ONE_CORE_WITH_AMX = """
 import os, sys
@@ -36,9 +37,10 @@ def scheduler_processes(engine: psutil.Process) -> list[psutil.Process]:
 def other_machine(tmp_path, monkeypatch):
     """Makes processes that inherit PYTHONPATH believe in Intel AMX, and gives them a single core."""
     (tmp_path / "sitecustomize.py").write_text(ONE_CORE_WITH_AMX)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", search_path(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_warm_engine_restarted_on_one_core_with_amx_gives_the_same_answers_and_its_death_is_told(
     dense_pool, dense_folder, config_of, other_machine, tmp_path
 ):
