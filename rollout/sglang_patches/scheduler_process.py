@@ -20,6 +20,7 @@ from rollout.sglang_patches import (
     sampling_kinds,
     seeded_draw,
     state_caches,
+    text_positions,
 )
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights import drafting_model
@@ -47,6 +48,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     gathered_prefill.install()
     weight_receiver.install()
     memory_pause.install()
+    text_positions.install()
     first_token.install_in_scheduler()
     from sglang.srt.managers.scheduler import run_scheduler_process
 

@@ -562,6 +562,13 @@ _MEASUREMENT = [
         "rollout/test_memory_pause.py::test_a_device_is_waited_for_before_each_part_of_its_memory_goes",
     ),
     Defect(
+        "positions of a batch with an image are those of text",
+        "rollout/sglang_patches/text_positions.py",
+        "any(one is not None for one in batch.multimodal_inputs)",
+        "all(one is not None for one in batch.multimodal_inputs)",
+        "rollout/test_text_positions.py::test_positions_are_those_of_sglang_and_text_takes_no_work_for_each_request",
+    ),
+    Defect(
         "a warm-up leaves the exchange of metrics out",
         "actor/kernel_warm_up.py",
         "        reduce_metrics(results)\n",
