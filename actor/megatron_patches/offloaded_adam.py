@@ -72,11 +72,11 @@ class OffloadedAdam(HybridDeviceOptimizer):
             dtype = _moments_dtype(inner)
             for group in inner.param_groups:
                 for parameter in group["params"]:
-                    inner.state[parameter] = {
-                        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                        **{name: torch.zeros_like(parameter, dtype=dtype) for name in _MOMENTS},
-                        **self._host_moments(parameter),
-                    }
+                    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    moments = self._host_moments(parameter)
+                    if not moments:
+                        moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in _MOMENTS}
+                    inner.state[parameter] = {"step": step, **moments}
         self._sync_sub_optimizers_state_to_hdo()
 
     @torch.no_grad()

@@ -69,6 +69,12 @@ def test_the_share_of_the_optimizer_on_the_host_changes_nothing(results):
         assert np.allclose(on_device, other, rtol=1e-5, atol=1e-6)
 
 
+def test_moments_in_host_memory_are_made_there_alone(results):
+    (on_device, made_on_device), (_, made_beside_the_host) = results["moments_beside_the_hosts"]
+    assert made_on_device >= 2 * on_device
+    assert made_beside_the_host == 0
+
+
 def test_weight_decay_spares_parameters_with_one_dimension(results):
     for name, (dimensions, from_decayed, from_original) in results["weight_decay"].items():
         distance = from_original if dimensions == 1 else from_decayed

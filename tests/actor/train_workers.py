@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from tensor_bits import bits
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_support import make_pack
 
 from actor import transfer_stream
@@ -122,9 +123,9 @@ def step(of: Trainer, packs, algorithm: AlgorithmConfig = POLICY) -> tuple[float
 def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> dict[str, Any]:
     cases = (
         splits_of_a_batch, skipped_steps, overflowing_gradients, too_many_skips, frozen_parameters, offload_fractions,
-        weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs, temperature_of_the_head,
-        half_precision_moments, two_updates_against_the_engine, recomputed_above_a_frozen_embedding,
-        unusual_options, gradients_of_half_precision,
+        moments_beside_the_hosts, weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs,
+        temperature_of_the_head, half_precision_moments, two_updates_against_the_engine,
+        recomputed_above_a_frozen_embedding, unusual_options, gradients_of_half_precision,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -209,6 +210,34 @@ def offload_fractions(paths):
         policy = trainer(paths["dense"], optimizer=OptimizerConfig(learning_rate=1e-2, cpu_offload_fraction=fraction))
         results.append([step(policy, packs) for _ in range(3)])
     return results
+
+
+def moments_beside_the_hosts(paths):
+    """For optimizers with nothing and with everything in host memory that a device works on: how many values they have,
+    and how many zeros were made for moments elsewhere."""
+    found = []
+    for fraction in (0.0, 1.0):
+        options = OptimizerConfig(cpu_offload_fraction=fraction)
+        with streamed_states():
+            policy = trainer(paths["dense"], optimizer=options)
+            with _MadeZeros() as made:
+                policy.reset_optimizer(options, total_steps=10)
+        found.append((sum(one.numel() for chunk in policy.policy for one in chunk.parameters()), made.elements))
+    return found
+
+
+class _MadeZeros(TorchDispatchMode):
+    """Counts the elements of `zeros_like` inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        found = function(*arguments, **(keywords or {}))
+        if function is torch.ops.aten.zeros_like.default:
+            self.elements += found.numel()
+        return found
 
 
 def weight_decay(paths):
