@@ -44,11 +44,13 @@ def results(policies, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_left_on_the_device(results, case):
     assert [rank["left_bytes"] for rank in results[case]] == [0] * case[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_weights_come_back_bit_by_bit(results, case):
     for rank in results[case]:
@@ -57,6 +59,7 @@ def test_weights_come_back_bit_by_bit(results, case):
         assert all(before == restored for before, restored in rank["bits"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_goes_on_as_if_memory_had_been_kept(results, case):
     for rank in results[case]:

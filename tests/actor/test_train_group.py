@@ -170,6 +170,7 @@ def test_poisoned_updates_are_skipped_and_then_end_the_run(group):
         group.train(steps, AlgorithmConfig())
 
 
+@pytest.mark.slow
 def test_stop_ends_the_processes_and_a_bad_model_folder_is_one_sentence(group, groups, policy_path, tmp_path):
     groups.clear()
     processes = [address.pid for address in group._addresses]

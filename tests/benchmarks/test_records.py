@@ -121,6 +121,7 @@ def in_the_background() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(
     benchmarks, in_the_background, monkeypatch, tmp_path
 ):

@@ -113,6 +113,7 @@ def test_a_worn_process_is_replaced(pool: GradingPool, name: str) -> None:
     assert pool.take_failures() == Failures()
 
 
+@pytest.mark.slow
 def test_what_a_grader_changes_in_its_process_does_not_reach_the_next_sample(tmp_path: Path) -> None:
     """Of the grader that did it, the answer may be lost."""
     labels = {"no more memory": str(2**30), "another folder that is gone": str(tmp_path / "gone")}

@@ -116,7 +116,11 @@ def run_script(
 
 @pytest.mark.parametrize(
     ("process", "name", "meanwhile"),
-    [("raylet", "raylet", ()), ("raylet", "raylet", ("storing objects",)), ("gcs_server", "GCS", ())],
+    [
+        ("raylet", "raylet", ("storing objects",)),
+        pytest.param("raylet", "raylet", (), marks=pytest.mark.slow),
+        pytest.param("gcs_server", "GCS", (), marks=pytest.mark.slow),
+    ],
 )
 def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str, meanwhile: tuple[str, ...]) -> None:
     code, output = run_script(process, *meanwhile)
@@ -140,6 +144,7 @@ def test_ray_is_held_also_where_its_environment_is_reached_by_a_link(tmp_path: P
     assert "error: ray: the raylet of this machine (pid " in output
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_held_is_told() -> None:
     """So that an upgrade of Ray does not take the sentence away in silence."""
     not_found = "import rlpipe.training.ray_exit as ray_exit\nray_exit._slot_of = lambda name, library: None\n"

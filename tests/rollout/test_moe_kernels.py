@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rollout.moe_kernels import use_measured_blocks
 from rollout.sglang_source import sglang_folder
 from tests.search_path import search_path
@@ -27,6 +29,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_measured_blocks_come_before_those_of_sglang(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     use_measured_blocks(tmp_path)
