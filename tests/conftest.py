@@ -1,5 +1,4 @@
-"""Where tests run if pytest has several workers: files stay whole, and engine tests share one pool of engines. Planted
-defects alone are shared out one by one."""
+"""Where and in which order tests run, if pytest has several workers (tests/suite_parts.py), too."""
 
 import random
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from rlpipe.commands.environment import set_defaults
 from rlpipe.config.load import load_config
+from tests.suite_parts import ENGINES, part_of, unit_of
 
 set_defaults()
 # A fast example takes long where the machine is busy; and a test fails by its first error, as others do.
@@ -23,7 +23,7 @@ for support in Path(__file__).parent.glob("*/*_support.py"):  # so that their as
 
 # Long ones first, so that no worker is left alone with one of them at the end.
 _FIRST = (
-    "tests/rollout/",
+    ENGINES,
     "tests/rlpipe/test_rollouts_end",
     "tests/rlpipe/test_train_end",
     "tests/rlpipe/test_supervised_end",
@@ -32,30 +32,26 @@ _FIRST = (
     "tests/actor/",
 )
 
-# Each starts a process of its own, so that two workers share them; in one they would take an hour.
-_APART = "tests/planted/test_planted_defects.py::test_a_planted_defect"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests within a file, in random order")
-    parser.addoption("--part", metavar="K/N", help="every N-th test in that order, from the K-th on")
+    parser.addoption("--part", metavar="K/N", help="every N-th file, from the K-th on")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _order(items, config.getoption("--shuffle"))
-    if part := config.getoption("--part"):
+    items.sort(key=lambda item: next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), 99))
+    if part := config.getoption("--part"):  # of the usual order, in which long files are dealt out evenly
         which, parts = (int(number) for number in part.split("/"))
         if not 1 <= which <= parts:
             raise pytest.UsageError(f"--part {part}: parts are 1/{parts} to {parts}/{parts}")
-        config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % parts != which - 1])
-        items[:] = items[which - 1 :: parts]
+        taken = part_of([item.nodeid for item in items], which, parts)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+        items[:] = [item for item in items if item.nodeid in taken]
+    if (seed := config.getoption("--shuffle")) is not None:
+        _shuffle(items, random.Random(seed))
 
 
-def _order(items: list[pytest.Item], seed: int | None) -> None:
-    if seed is None:
-        items.sort(key=lambda item: next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), 99))
-        return
-    numbers = random.Random(seed)
+def _shuffle(items: list[pytest.Item], numbers: random.Random) -> None:
     files = list(dict.fromkeys(item.nodeid.split("::")[0] for item in items))
     numbers.shuffle(files)
     numbers.shuffle(items)
@@ -68,9 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class WholeFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(_APART):
-                return nodeid
-            return _FIRST[0] if nodeid.startswith(_FIRST[0]) else nodeid.split("::", 1)[0]
+            return unit_of(nodeid)
 
     return WholeFiles(config, log)
 
