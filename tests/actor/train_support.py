@@ -97,8 +97,9 @@ def run_processes(
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(["tests.actor.worker_imports"])
     call = pickle.dumps((function, arguments))  # by value: a server passes few of the descriptors that tensors share
-    answers, ports = context.Queue(), context.Queue()
-    processes = [context.Process(target=_run, args=(rank, count, ports, answers, call)) for rank in range(count)]
+    answers, ports, leaving = context.Queue(), context.Queue(), context.Barrier(count)
+    shared = (count, ports, answers, leaving, call)
+    processes = [context.Process(target=_run, args=(rank, *shared)) for rank in range(count)]
     for process in processes:
         process.start()
     try:
@@ -117,7 +118,7 @@ def run_processes(
     return [results[rank] for rank in range(count)]
 
 
-def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
+def _run(rank: int, count: int, ports: Any, answers: Any, leaving: Any, call: bytes) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -143,6 +144,7 @@ def _run(rank: int, count: int, ports: Any, answers: Any, call: bytes) -> None:
         distributed.join_processes(store, rank, count, 400)
         function, arguments = pickle.loads(call)
         answers.put((rank, function(rank, count, *arguments), None))
+        leaving.wait()  # torch's groups have no barrier: who leaves at once breaks those who are still joining
         distributed.leave()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
