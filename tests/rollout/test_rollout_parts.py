@@ -49,9 +49,27 @@ def test_a_cpu_engine_sees_the_stand_ins_and_a_cuda_engine_does_not():
 def test_torch_finds_no_triton_in_the_stand_in(tmp_path):
     """Packages that only hosts with GPUs have ask for it where they are imported."""
     program = "from torch.utils import _triton as found; print(found.has_triton_package(), found.has_triton())"
-    environment = os.environ | engine_environment("cpu", 1, tmp_path, os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
+    assert _print_of_cpu_engine(program, tmp_path).split() == ["True", "False"]
+
+
+def test_the_stand_in_for_triton_can_be_annotated_with(tmp_path):
+    """So kernels do that come with SGLang's for GPUs, and are imported wherever those are installed."""
+    program = """
+import triton.language as tl
+
+@tl.core.extern
+def kernel(first: tl.tensor | tl.tensor_descriptor, second: int | tl.constexpr_type, third: tl.tensor | None): ...
+
+print(kernel.__name__)
+"""
+    assert _print_of_cpu_engine(program, tmp_path).split() == ["kernel"]
+
+
+def _print_of_cpu_engine(program: str, folder: Path) -> str:
+    environment = os.environ | engine_environment("cpu", 1, folder, os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert found.stdout.split() == ["True", "False"], found.stderr
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 def test_each_tensor_parallel_rank_on_a_cpu_is_given_cores():

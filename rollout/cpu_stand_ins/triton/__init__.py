@@ -41,6 +41,12 @@ class Stub(types.ModuleType):
         """Asked of Triton's backends, by torch: there is none."""
         return False
 
+    def __or__(self, other):
+        """In an annotation."""
+        return self
+
+    __ror__ = __or__
+
     def __call__(self, *arguments, **keywords):
         """Bare decorator, decorator factory, or a call whose value nobody looks at."""
         if len(arguments) == 1 and callable(arguments[0]) and not keywords:
