@@ -15,7 +15,7 @@ from rlpipe.shared.errors import ResourceError
 _HUGE_PAGES = 14  # MADV_HUGEPAGE of linux/mman.h
 
 _ZEROING_THREADS = 16
-"""More gain little: the memory is busy then, and other processes of the host do the same."""
+"""At most, since the other actors of a host do the same at that time."""
 
 Event: TypeAlias = torch.cuda.Event | None
 """A point in a stream; None on a CPU, where it has passed already."""

@@ -99,7 +99,7 @@ COLUMNS = [
 class Run:
     """One command `rlpipe train`: what was planned for it, and its metrics so far.
 
-    caches: whether compilers found anything of earlier runs when it began.
+    caches: whether compilers' caches held anything when it began.
     """
 
     case: Case
@@ -231,9 +231,9 @@ def prepared_runs(options: argparse.Namespace, folder: Path) -> Iterator[Run]:
 
 
 def cache_state(directory: str | None) -> str:
-    """Whether compilers find anything of earlier runs."""
+    """Whether there is anything of earlier runs; of other shapes or versions, compilers find nothing in it."""
     root = Path(directory or "~/.cache/rlpipe/jit").expanduser()
-    return "warm" if root.is_dir() and any(root.iterdir()) else "cold"
+    return "used before" if root.is_dir() and any(root.iterdir()) else "empty"
 
 
 def follow(run: Run, folder: Path, deadline: Deadline, on_row: Callable[[], None]) -> None:
