@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -189,12 +188,14 @@ class _HandOver:
         """tensors: those that the bucket is made of, with values if it `is_own`."""
         found = ""
         if is_own and self._transport is not None and not self.failure:
-            with self._noting_failure():
+            try:
                 flat = self._transport.room(bucket)
                 _fill(flat, bucket, tensors)
                 found = checksum(flat.cpu().numpy().data) if self._verify else ""
                 self._transport.publish(flat, self._engine_failed)
                 self.sent_bytes += bucket.size_bytes
+            except TransferError as error:
+                self._note(error)
         self.checksums.append(found)
         for _ in tensors:  # other processes wait for this one's part
             pass
@@ -202,15 +203,13 @@ class _HandOver:
     def finish(self) -> None:
         """Wait until engines have everything."""
         if self._transport is not None and not self.failure:
-            with self._noting_failure():
+            try:
                 self._transport.finish(self._engine_failed)
+            except TransferError as error:
+                self._note(error)
 
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except TransferError as error:
-            self.failure = f"weights did not reach an engine: {error}"
+    def _note(self, error: TransferError) -> None:
+        self.failure = f"weights did not reach an engine: {error}"
 
 
 def _experts(gather: Gatherer, entry: Entry, tensors: Sequence[TensorSpec]) -> Iterator[torch.Tensor]:

@@ -6,10 +6,9 @@ way at a time, so one is gathered while engines load the other.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +36,8 @@ _ABORT = relies_on(
 IN_FLIGHT = 2
 _POLL_SECONDS = 0.0005
 _LOOK_SECONDS = 0.2
+
+Result = TypeVar("Result")
 
 
 class TransferError(WeightSyncError):
@@ -81,15 +82,19 @@ class Broadcast:
         return torch.empty(bucket.size_bytes, dtype=torch.uint8, device=compute_device())
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
-        with self._as_transfer_error():
+        try:
             self._in_flight.append((dist.broadcast(flat, src=0, group=self._group, async_op=True), flat))
             if len(self._in_flight) == IN_FLIGHT:
                 self._wait(engine_failed)
+        except RuntimeError as error:
+            raise self._failure(error) from None
 
     def finish(self, engine_failed: Callable[[], bool]) -> None:
-        with self._as_transfer_error():
+        try:
             while self._in_flight:
                 self._wait(engine_failed)
+        except RuntimeError as error:
+            raise self._failure(error) from None
         synchronize()
 
     def leave(self) -> None:
@@ -112,14 +117,14 @@ class Broadcast:
             time.sleep(_POLL_SECONDS)
         work.wait()
 
-    @contextmanager
-    def _as_transfer_error(self) -> Iterator[None]:
-        """What torch.distributed raises."""
-        try:
-            yield
-        except RuntimeError as error:
-            self._broken = True
-            raise TransferError(str(error)) from None
+    def _failure(self, error: RuntimeError) -> TransferError:
+        """Of what torch.distributed raises.
+
+        No context manager handles it, here or where it is noted: from Python 3.12 on, those of contextlib keep the
+        frames of what failed until garbage is collected, and with them a broken group, on which other engines wait.
+        """
+        self._broken = True
+        return TransferError(str(error))
 
 
 class SharedBuffers:
@@ -132,8 +137,8 @@ class SharedBuffers:
         largest = max(bucket.size_bytes for bucket in plan)
         buffers = [shareable_buffer(largest) for _ in range(min(IN_FLIGHT, len(plan)))]
         self._tensors = [tensor for tensor, _ in buffers]
-        with _as_transfer_error():
-            self._writer: Writer = listener.accept([handle for _, handle in buffers], timeout_seconds)
+        handles = [handle for _, handle in buffers]
+        self._writer: Writer = _of_channel(lambda: listener.accept(handles, timeout_seconds))
         self._next = 0
         self._unread = 0
 
@@ -144,8 +149,7 @@ class SharedBuffers:
 
     def publish(self, flat: torch.Tensor, engine_failed: Callable[[], bool]) -> None:
         synchronize()  # the engine's process does not see this one's stream
-        with _as_transfer_error():
-            self._writer.full()
+        _of_channel(self._writer.full)
         self._next = (self._next + 1) % len(self._tensors)
         self._unread += 1
 
@@ -158,16 +162,14 @@ class SharedBuffers:
         self._tensors.clear()
 
     def _wait(self) -> None:
-        with _as_transfer_error():
-            self._writer.wait_free()
+        _of_channel(self._writer.wait_free)
         self._unread -= 1
 
 
-@contextmanager
-def _as_transfer_error() -> Iterator[None]:
-    """Errors of the channel to an engine."""
+def _of_channel(call: Callable[[], Result]) -> Result:
+    """With its errors, those of the channel to an engine, as TransferError."""
     try:
-        yield
+        return call()
     except WeightSyncError as error:
         raise TransferError(*error.args) from None
 
