@@ -1,6 +1,8 @@
 """Samples with columns: those of groups that were finished one after another say what a look at all samples says."""
 
+import functools
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -94,14 +96,19 @@ def test_columns_by_hand():
 def one_group(scores: list[float], config: AlgorithmConfig) -> list[float]:
     """Advantages as the papers state them, in Python's numbers."""
     size = len(scores)
-    mean = sum(scores) / size
+    mean = _added_up(scores) / size
     centred = [0.0 if min(scores) == max(scores) else score - mean for score in scores]
     if config.advantage == "rloo":
         return [one * size / max(size - 1, 1) for one in centred]
     if config.advantage == "dr_grpo" or not config.normalize_by_std:
         return centred
-    spread = math.sqrt(sum(one * one for one in centred) / max(size - 1, 1))
+    spread = math.sqrt(_added_up([one * one for one in centred]) / max(size - 1, 1))
     return [one / (spread + STD_EPSILON) for one in centred]
+
+
+def _added_up(values: list[float]) -> float:
+    """One after the other: `sum` corrects what rounding loses from Python 3.12 on."""
+    return functools.reduce(operator.add, values)
 
 
 @pytest.mark.parametrize(
