@@ -15,6 +15,7 @@ What has finished is written to --json FILE after every iteration, so a run that
 import argparse
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,7 @@ class Run:
     """One command `rlpipe train`: what was planned for it, and its metrics so far.
 
     caches: whether compilers' caches held anything when it began.
+    start_seconds: of each part of the start; engines and the actor's processes spend theirs beside each other.
     """
 
     case: Case
@@ -111,6 +113,7 @@ class Run:
     host_before_bytes: int
     ended: str = "running"
     iterations: list[dict[str, float]] = field(default_factory=list)
+    start_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -269,6 +272,12 @@ def take_rows(run: Run, folder: Path) -> bool:
     if not metrics.exists():
         return False
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    run.start_seconds = {
+        found[1]: seconds
+        for row in rows[:1]
+        for key, seconds in row.items()
+        if (found := re.fullmatch(r"start/(\w+)_seconds", key))
+    }
     before, run.iterations = len(run.iterations), [derived(row, run) for row in rows if row["iteration"] > 0]
     return len(run.iterations) > before
 
@@ -296,7 +305,8 @@ def run_lines(run: Run) -> list[str]:
         values = [run.planned.get(row.planned), *(iteration.get(row.metric) for iteration in run.iterations)]
         if any(values):
             lines.append(f"{row.title:32}" + "".join(_cell(value, row, 12) for value in values))
-    return lines
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in run.start_seconds.items())
+    return [*lines, f"start, s: {parts}"] if parts else lines
 
 
 def table_lines(runs: list[Run]) -> list[str]:
