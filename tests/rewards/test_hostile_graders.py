@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import misbehaving
-import psutil
 import pytest
+from left_processes import adopted_orphans, running_descendants
 
 from rewards.grading_pool import Failures, GradingPool, open_grading
 from rlpipe.config.reward import RewardConfig
@@ -17,6 +17,7 @@ from rlpipe.shared.sample import Reward
 
 BAD = "misbehaving:"
 LIMIT_SECONDS = 1.5
+_WORKER = "rewards.grading_worker"
 
 
 @pytest.fixture(autouse=True)
@@ -136,12 +137,15 @@ def test_odd_answers_and_exceptions_are_counted_and_cost_no_other_sample(pool: G
     assert _echoes(pool) == [0.0, 1.0, 2.0]
 
 
-def test_processes_that_leave_the_session_end_with_the_grader(pool: GradingPool) -> None:
-    before = {process.pid for process in psutil.process_iter()}
-    assert _grade(pool, "fork_bomb", "40").score == -1.0
-    pool.close()
-    left = [process for process in psutil.process_iter() if process.pid not in before]
-    assert [process.pid for process in left if _is_a_grader(process)] == []
+def test_processes_that_leave_the_session_end_with_the_grader() -> None:
+    before = running_descendants(_WORKER)
+    with adopted_orphans():
+        with GradingPool(timeout_seconds=LIMIT_SECONDS, score_on_failure=-1.0) as pool:
+            bomb, most = pool.submit("bomb", BAD + "fork_bomb", "40", ""), 0
+            while not bomb.done():
+                most = max(most, len(running_descendants(_WORKER) - before))
+            assert bomb.result().score == -1.0 and most > 1
+        assert running_descendants(_WORKER) <= before
 
 
 def test_a_grader_cannot_end_or_stop_the_run(tmp_path: Path) -> None:
@@ -210,10 +214,3 @@ def test_graders_see_only_the_allowed_environment(monkeypatch: pytest.MonkeyPatc
         seen = _grade(pool, "environment").reason
     assert "strict" in seen and "SERVICE_TOKEN" in seen  # the part of a `weighted` grader asks its service there
     assert "hidden-" not in seen and "WANDB_API_KEY" not in seen
-
-
-def _is_a_grader(process: psutil.Process) -> bool:
-    try:
-        return "rewards.grading_worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

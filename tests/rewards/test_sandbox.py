@@ -1,15 +1,15 @@
 """What a program in the sandbox can do, and above all what it cannot."""
 
 import json
-import os
 import shutil
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from left_processes import adopted_orphans, running_descendants
 
 import rewards
 from rewards.code import last_code_block
@@ -19,6 +19,12 @@ from rlpipe.shared.errors import ConfigError, ResourceError
 
 needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="this machine permits no namespaces")
 pytestmark = needs_namespaces
+
+
+@pytest.fixture(autouse=True)
+def _orphans_stay_here() -> Iterator[None]:
+    with adopted_orphans():
+        yield
 
 
 def run(source: str, wall_seconds: float = 20.0, **limits: int) -> Outcome:
@@ -211,14 +217,5 @@ def test_start_refuses_a_machine_without_namespaces(monkeypatch: pytest.MonkeyPa
 
 
 def _processes() -> set[int]:
-    """Processes of programs in a sandbox, without those of tests that run beside these."""
-    beside = set(psutil.Process(os.getppid()).children()) - {psutil.Process()}
-    return {process.pid for process in psutil.process_iter() if _is_sandboxed(process, beside)} - {os.getpid()}
-
-
-def _is_sandboxed(process: psutil.Process, beside: set[psutil.Process]) -> bool:
-    try:
-        command = process.cmdline()
-        return "main.py" in command and "-I" in command and not beside & set(process.parents())
-    except psutil.Error:
-        return False
+    """Those of programs in a sandbox."""
+    return running_descendants("main.py", "-I")

@@ -121,6 +121,28 @@ def test_tool_output_beyond_the_limit_is_cut_and_ends_the_response(tokenizer):
         asyncio.run(conversation.write())
 
 
+def test_seconds_and_retractions_are_those_of_all_turns(tokenizer):
+    class Retracted(Script):
+        async def generate(self, request):
+            return replace(await super().generate(request), retractions=2, seconds=0.25)
+
+    conversation = conversation_of(tokenizer, Retracted(tokenizer, "<<12+30>>", "Answer: 42"))
+    asyncio.run(calculator(conversation))
+    assert conversation.sample().metadata == {"generate_seconds": 0.5, "retractions": 4, "writes": 2}
+
+
+def test_a_turn_that_its_stop_ends_at_the_last_token_ends_the_response(tokenizer):
+    class Stopped(Script):
+        async def generate(self, request):
+            return replace(await super().generate(request), status=Status.COMPLETED)
+
+    turn = "<<12+30>>"
+    tokens = len(tokenizer(turn, add_special_tokens=False)["input_ids"])
+    conversation = conversation_of(tokenizer, Stopped(tokenizer, turn, "x"), limit=tokens)
+    asyncio.run(conversation.write(stop=(">>",)))
+    assert (conversation.status, conversation.remaining_tokens) == (Status.TRUNCATED, 0)
+
+
 def test_an_interrupted_first_turn_can_go_on_and_a_later_one_starts_again(tokenizer):
     conversation = conversation_of(tokenizer, Script(tokenizer, None))
     with pytest.raises(InterruptedResponse):

@@ -186,6 +186,24 @@ def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_thei
     assert (first.tokens, second.tokens) == (16, 3 + 6 + 6)
 
 
+def test_a_response_that_is_interrupted_again_counts_its_new_tokens_alone():
+    policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version < 2 else 1)
+
+    async def run():
+        source = policy.source(oversampling=1.5, partial=True, max_staleness=2)
+        batches = []
+        for version in range(3):
+            policy.version = version
+            batches.append(await source.take(version + 1, version))
+        return batches
+
+    batches = asyncio.run(run())
+    written = next(sample for sample in batches[-1].samples if sample.sample_id == "0-001")
+    assert written.versions == (VersionSpan(0, 1), VersionSpan(1, 1), VersionSpan(2, 3))
+    of_the_others = 3 * len({*policy.asked} - {"0-001"})
+    assert sum(batch.tokens for batch in batches) == of_the_others + 1 + 1 + 3
+
+
 def test_partial_responses_that_grew_too_old_begin_again():
     policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version == 0 else 1)
 

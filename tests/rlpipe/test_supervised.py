@@ -35,6 +35,7 @@ def tokenizer():
 
 def _trained_text(sequence, tokenizer):
     """What the trained predictions predict."""
+    assert set(sequence.loss_mask.tolist()) == {0, 1}
     return tokenizer.decode(sequence.token_ids[1:][sequence.loss_mask[:-1] > 0])
 
 

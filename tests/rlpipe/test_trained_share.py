@@ -127,6 +127,9 @@ def test_flops_of_adapters():
     assert upper.flops(lengths) == pytest.approx(weights - adapter + below)
     assert upper.flops(lengths, idle=False) == weights - adapter
 
+    of_the_embedding = ["actor.lora.rank=16", "actor.lora.targets=[embed_tokens]"]
+    assert untrained_work(_config(QWEN3, *of_the_embedding)).idle_layers == ()
+
 
 def test_plans_count_what_is_trained():
     model = planned_model(_config(MOE, "actor.lora.rank=8", "actor.lora.experts=shared"))
