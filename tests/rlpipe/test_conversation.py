@@ -154,6 +154,14 @@ def test_an_interrupted_first_turn_can_go_on_and_a_later_one_starts_again(tokeni
     assert later.partial == PartialResponse()
 
 
+def test_a_response_goes_on_from_what_it_has_in_its_first_turn_alone(tokenizer):
+    script = Script(tokenizer, "<<12+30>>", "Answer: 42")
+    begun = PartialResponse((5, 6), (-1.0, -1.0), (VersionSpan(1, 2),))
+    asyncio.run(calculator(conversation_of(tokenizer, script, partial=begun)))
+    assert [request.partial for request in script.requests] == [begun, PartialResponse()]
+    assert [request.request_id for request in script.requests] == ["g-0", "g-0.1"]
+
+
 def test_a_turn_is_drawn_with_numbers_that_follow_from_its_sample_and_the_tokens_before_it(tokenizer):
     def seeds(*inserted):
         script = Script(tokenizer, *["one"] * (len(inserted) + 1), end=False)

@@ -2,10 +2,12 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from rlpipe.config.rollout import RolloutConfig
+from rlpipe.generation import meter
 from rlpipe.generation.filters import equal_rewards
 from rlpipe.generation.group_source import GroupSource, Responded
 from rlpipe.generation.prompt_requests import requests_for_prompt
@@ -186,6 +188,68 @@ def test_partial_responses_go_on_in_the_next_iteration_with_the_versions_of_thei
     assert (first.tokens, second.tokens) == (16, 3 + 6 + 6)
 
 
+def test_groups_that_go_on_count_as_begun_for_their_iteration():
+    policy = Policy(
+        turns=lambda request: 1000 if request.group_id in "01" and policy.version == 0 else 1,
+        score=lambda sample: float(policy.version == 0 and sample.sample_id.endswith("0")),
+    )
+
+    async def run():
+        source = policy.source(oversampling=2.0, partial=True, filters=["equal_rewards"], max_groups_factor=2.0)
+        first = await source.take(1, 0)
+        policy.version = 1
+        with pytest.raises(RolloutError, match="all 2 groups were dropped .*'samples_continued': 4"):
+            await source.take(2, 1)
+        return first
+
+    first = asyncio.run(run())
+    assert [group.number for group in first.lengths] == [2, 3]
+    assert first.metrics["rollout/groups_carried_count"] == 2
+    assert policy.number == 4 + 2
+
+
+def test_what_an_iteration_leaves_is_counted_by_the_group_and_hinders_no_later_one():
+    policy = Policy(
+        turns=lambda request: 1000 if request.group_id in "01" and policy.version == 0 else 1,
+        score=lambda sample: float(sample.group_id not in "567" and sample.sample_id.endswith("0")),
+    )
+
+    async def run(**settings):
+        source = policy.source(oversampling=2.0, filters=["equal_rewards"], **settings)
+        first = await source.take(1, 0)
+        policy.version = 2
+        return first, await source.take(2, 2)
+
+    first, second = asyncio.run(run())
+    assert first.metrics["rollout/groups_dropped_aborted_count"] == 2
+    assert groups_of(second) == ["4", "8"]  # in the place of those that a filter dropped
+    policy = Policy(policy.turns)
+    _, second = asyncio.run(run(partial=True))
+    assert second.metrics["rollout/samples_restarted_count"] == 4
+
+
+def test_graders_are_waited_for_within_an_iteration_alone(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
+    policy = Policy()
+
+    async def grade(episode):
+        nonlocal now
+        now += 0.25
+        return tuple(replace(sample, reward=Reward(1.0, None, "")) for sample in episode)
+
+    policy.grade = grade
+
+    async def run():
+        nonlocal now
+        source = policy.source()
+        first = await source.take(1, 0)
+        now += 100  # in which the actor trains
+        return first, await source.take(2, 1)
+
+    assert [batch.grading_seconds for batch in asyncio.run(run())] == [0.25, 0.25]
+
+
 def test_a_response_that_is_interrupted_again_counts_its_new_tokens_alone():
     policy = Policy(turns=lambda request: 1000 if request.sample_id == "0-001" and policy.version < 2 else 1)
 
@@ -278,6 +342,19 @@ def test_async_drops_and_replaces_groups_that_are_too_old():
     batch = asyncio.run(run())
     assert batch.metrics.get("rollout/groups_dropped_stale_count") == 2
     assert {span.version for sample in batch.samples for span in sample.versions} == {2}
+    assert policy.number == 3 * 2 + 2  # of three iterations, and in the places of the two
+
+
+def test_async_replaces_dropped_groups_of_all_iterations_that_are_ahead():
+    policy = Policy(score=lambda sample: float(sample.group_id not in "0123" and sample.sample_id.endswith("0")))
+
+    async def run():
+        source = policy.source(mode="async", max_staleness=2, filters=["equal_rewards"])
+        await source.take(1, 0)
+        await asyncio.sleep(0.01)
+        return policy.number, await source.unfinished()
+
+    assert asyncio.run(run()) == (3 * 2 + 4, [6, 7, 8, 9])
 
 
 def test_a_group_is_complete_with_its_episodes_whatever_the_number_of_their_branches():

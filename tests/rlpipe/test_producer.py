@@ -9,11 +9,13 @@ import pytest
 from rlpipe.data.stream import StreamState
 from rlpipe.generation.group_source import Responded
 from rlpipe.generation.producer import Rollouts
+from rlpipe.generation.prompt_requests import requests_for_prompt
 from rlpipe.monitoring.console import Console
 from rlpipe.shared.errors import DeadlineError, RolloutError
 from rlpipe.shared.number_arrays import LossMask
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
 from rlpipe.shared.turn import Turn
+from rollout.requests import SamplingParameters
 from tests.small_config import small_config
 
 PROMPTS = [Prompt(f"p{number}", "", (number,), "label", "t") for number in range(5)]
@@ -143,3 +145,12 @@ def test_responses_of_a_data_set_are_sampled_as_it_says():
 def test_responses_that_do_not_come_end_the_run_at_its_deadline():
     with _rollouts(_Engines(hangs=True), seconds=0.5) as rollouts, pytest.raises(DeadlineError, match=r"0\.5 seconds"):
         rollouts.take(1, 0)
+
+
+def test_what_is_asked_for_by_itself_comes_in_its_order_and_graded_unless_it_failed():
+    requests = [requests_for_prompt(name, PROMPTS[0], 1, SamplingParameters(8))[0] for name in ("a", "b", "c")]
+    with _rollouts(_Engines(failing=2), generate={"max_failed_share": 1.0}) as rollouts:
+        samples = rollouts.run(requests)
+    assert [sample.group_id for sample in samples] == ["a", "b", "c"]
+    assert [sample.status is Status.FAILED for sample in samples] == [False, True, False]
+    assert [sample.reward is not None for sample in samples] == [True, False, True]
