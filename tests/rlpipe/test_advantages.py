@@ -48,17 +48,28 @@ HALF = math.sqrt(1 / 3)  # unbiased standard deviation of (1, 0, 0, 1)
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (AlgorithmConfig(advantage="grpo"), [0.5 / HALF, -0.5 / HALF, -0.5 / HALF, 0.5 / HALF, 0, 0, 0]),
-        (AlgorithmConfig(advantage="grpo", normalize_by_std=False), [0.5, -0.5, -0.5, 0.5, 0, 0, 0]),
-        (AlgorithmConfig(advantage="dr_grpo", aggregation="sequence_sum_norm"), [0.5, -0.5, -0.5, 0.5, 0, 0, 0]),
-        (AlgorithmConfig(advantage="rloo"), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0]),
+        (AlgorithmConfig(advantage="grpo"), [0.5 / HALF, -0.5 / HALF, -0.5 / HALF, 0.5 / HALF, 0, 0, 0, 0]),
+        (AlgorithmConfig(advantage="grpo", normalize_by_std=False), [0.5, -0.5, -0.5, 0.5, 0, 0, 0, 0]),
+        (AlgorithmConfig(advantage="dr_grpo", aggregation="sequence_sum_norm"), [0.5, -0.5, -0.5, 0.5, 0, 0, 0, 0]),
+        (AlgorithmConfig(advantage="rloo"), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0, 0]),
     ],
 )
-def test_group_advantages_by_hand_with_an_equal_group_and_a_group_of_one(config, expected):
-    samples = batch_of((1, 0, 0, 1), (0.1, 0.1), (7,))
+def test_group_advantages_by_hand_with_an_equal_group_and_groups_of_one(config, expected):
+    samples = batch_of((1, 0, 0, 1), (0.1, 0.1), (7,), (8,))
     assert advantages_of(samples, config) == pytest.approx(expected, abs=1e-5)
-    counts = compute_advantages(samples, config, max_response_tokens=100).counts
-    assert (counts.groups, counts.singleton_groups, counts.short_groups, counts.equal_reward_groups) == (3, 1, 2, 1)
+    metrics = compute_advantages(samples, config, max_response_tokens=100).counts.metrics
+    counts = {"groups": 4, "singleton_groups": 2, "short_groups": 3}
+    assert metrics.pop("rollout/equal_reward_groups_count") == 1
+    assert {name: metrics.pop(f"advantage/{name}_count") for name in counts} == counts
+    assert metrics.pop("advantage/abs_mean") == pytest.approx(np.abs(expected).mean(), abs=1e-5)
+    assert set(metrics.values()) == {0}
+
+
+def test_the_spread_of_two_is_that_of_their_difference():
+    """Unbiased: (1, 0) has the variance 1 / 2."""
+    assert advantages_of(batch_of((1, 0), (4, 8)), AlgorithmConfig()) == pytest.approx(
+        [math.sqrt(0.5), -math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5
+    )
 
 
 def test_equal_scores_give_exactly_zero_whatever_rounding_does():
@@ -154,13 +165,15 @@ def test_tokens_of_other_weights_lose_their_loss_where_that_is_asked_for():
 def test_reinforce_plus_plus_has_token_returns_with_kl_in_the_reward():
     kl = KLConfig(coefficient=1.0, placement="reward", estimator="k1")
     config = AlgorithmConfig(advantage="reinforce_plus_plus", kl=kl)
-    samples = [graded(0, "a", 1.0, mask=(1, 1)), graded(1, "a", 0.0, mask=(1, 0))]
-    tokens = {"0": np.array([0.25, 0.5]), "1": np.array([0.5, 3.0])}
-    returns = np.array([0.25, 0.5, -0.5])  # 1 - 0.75, 1 - 0.5, 0 - 0.5; the untrained token has no penalty
+    samples = [graded(0, "a", 1.0, mask=(1, 1)), graded(1, "a", 0.0, mask=(1, 0)), graded(2, "a", 2.0)]
+    tokens = {"0": np.array([0.25, 0.5]), "1": np.array([0.5, 3.0]), "2": np.array([1.0, 0.25])}
+    # 1 - 0.75, 1 - 0.5, 0 - 0.5, 2 - 1.25, 2 - 0.25; the untrained token has no penalty.
+    returns = np.array([0.25, 0.5, -0.5, 0.75, 1.75])
     expected = (returns - returns.mean()) / returns.std()
-    first, second = compute_advantages(samples, config, max_response_tokens=9, kl_by_sample=tokens).samples
+    first, second, third = compute_advantages(samples, config, max_response_tokens=9, kl_by_sample=tokens).samples
     assert first.token_advantages == pytest.approx(expected[:2], abs=1e-5)
     assert second.token_advantages[0] == pytest.approx(expected[2], abs=1e-5)
+    assert third.token_advantages == pytest.approx(expected[3:], abs=1e-5)
 
 
 def test_kl_estimators_by_hand():

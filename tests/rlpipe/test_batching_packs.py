@@ -279,6 +279,17 @@ def test_packs_arrive_as_they_were_whether_a_rank_s_or_one_is_sent(ranks):
                         assert other.sample_ids == own.sample_ids and other.lengths_tokens == own.lengths_tokens
 
 
+def test_packs_of_no_sample_arrive_in_their_places():
+    samples = [sample_of(str(index), "g", 1, 80) for index in range(3)]
+    packed = pack_for_training(samples, PackLimits(96), data_parallel=2, aggregation="token_mean", norm_tokens=1)
+    held = [[len(pack.sample_ids) for pack in step] for rank in packed.ranks for step in rank]
+    assert sorted(held) == [[1, 0], [1, 1]]
+    for rank in packed.ranks:
+        received = pickle.loads(pickle.dumps(rank, protocol=5))
+        sent, came = ([[pack.sample_ids for pack in step] for step in steps] for steps in (rank, received))
+        assert came == sent
+
+
 def test_what_ranks_are_sent_is_eight_bytes_a_token():
     sample = sample_of("0", "a", 1, 20_000).changed(response_ids=TokenIds.filled(7, 20_000))
     packed = pack_for_training([sample], PackLimits(32_768), data_parallel=1, aggregation="token_mean", norm_tokens=1)

@@ -45,8 +45,9 @@ def _asked(config, iteration=0):
     engines = _Engines()
     prompts = {"e": [Prompt(name, name, (1,), "l", "e") for name in "ab"]}
     metrics = Evaluation(config, prompts).run(iteration, engines)
+    assert metrics.get("eval/e/accuracy", 1) == 1
     assert metrics.get("eval/e/grading_failures_count", 2) == 2
-    assert bool(metrics) == bool(engines.asked)
+    assert bool(metrics) == bool(engines.asked) == ("eval/e/accuracy" in metrics)
     return engines.asked
 
 
@@ -122,7 +123,7 @@ def test_pass_at_k_equals_the_share_of_subsets_with_a_correct_answer():
 def test_scores_of_an_evaluation():
     samples = [_sample("a", i, i == 0) for i in range(4)] + [_sample("b", i, False) for i in range(4)]
     metrics = score(samples)
-    assert metrics["accuracy"] == 1 / 8
+    assert (metrics["accuracy"], metrics["reward_mean"], metrics["response_tokens_mean"]) == (1 / 8, 1 / 8, 2)
     assert metrics["pass_at_2"] == pytest.approx(0.25)
     assert metrics["pass_at_4"] == pytest.approx(0.5)
 

@@ -94,6 +94,18 @@ def test_a_pass_is_made_only_for_what_the_loss_reads():
         assert learner._actor.asked == asked, algorithm
 
 
+def test_a_run_says_beforehand_which_passes_it_makes():
+    partial = {"partial": True, "oversampling": 2.0}
+    said = [
+        (_learner(), "pass skipped, each iteration is one on-policy step"),
+        (_learner(partial, correction={"weight": "token"}), "older than the policy, skipped elsewhere"),
+        (_learner(updates_per_iteration=2), "a pass each iteration, for its 2 updates"),
+        (_learner(old_policy="rollout"), "those that the engines report, no pass for them"),
+    ]
+    for learner, end in said:
+        assert learner.old_policy_choice.endswith(end)
+
+
 def test_log_probabilities_come_to_the_packs_that_the_loss_reads_them_in():
     in_loss = _packs(_learner(kl={"coefficient": 0.1}, updates_per_iteration=2), _samples(0.0, 1.0, 0.0, 1.0))
     assert len(in_loss) == 2

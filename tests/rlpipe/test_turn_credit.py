@@ -55,15 +55,16 @@ def test_returns_are_discounted_and_the_outcome_belongs_to_the_last_turn():
     # From the third turn on 2 + 4; from the second 0 + 6 / 2; from the first 1 + 3 / 2. The other's returns are 0.
     assert turn_advantages(samples, turn_discount=0.5) == [[2.5, 3.0, 6.0], [-2.5, -3.0, -6.0]]
     assert turn_advantages(samples, turn_discount=0.0) == [[1.0, 0.0, 6.0], [-1.0, 0.0, -6.0]]
+    assert turn_advantages(samples[::-1], turn_discount=0.5) == [[-2.5, -3.0, -6.0], [2.5, 3.0, 6.0]]
 
 
 def test_a_turn_is_compared_with_the_others_that_get_so_far_and_alone_it_teaches_nothing():
-    samples = [episode(0, "g", (1.0, 3.0, 5.0)), episode(1, "g", (2.0, 1.0)), episode(2, "g", (6.0,))]
+    samples = [episode(0, "g", (1.0, 3.0, 5.0, 7.0)), episode(1, "g", (2.0, 1.0)), episode(2, "g", (6.0,))]
     samples.append(episode(3, "h", (9.0,)))
     # Without discount: leave-one-out means of the first turn are 4, 3.5 and 1.5; of the second 1 and 3.
-    assert turn_advantages(samples, turn_discount=0.0) == [[-3.0, 2.0, 0.0], [-1.5, -2.0], [4.5], [0.0]]
+    assert turn_advantages(samples, turn_discount=0.0) == [[-3.0, 2.0, 0.0, 0.0], [-1.5, -2.0], [4.5], [0.0]]
     result = compute_advantages(samples, AlgorithmConfig(advantage="turn_rloo"), max_response_tokens=9)
-    assert result.counts.metrics["advantage/lone_turns_count"] == 2
+    assert result.counts.metrics["advantage/lone_turns_count"] == 3
 
 
 def test_normalized_turns_have_the_groups_spread_of_their_place():
@@ -76,6 +77,18 @@ def test_normalized_turns_have_the_groups_spread_of_their_place():
     assert second == pytest.approx(first, abs=1e-4)
     plain = turn_advantages(samples, advantage="turn_grpo", turn_discount=0.0, normalize_by_std=False)
     assert plain == [[-0.5, -5.0], [0.5, 5.0]] * 2
+
+
+def test_two_turns_are_spread_by_their_difference_and_equal_ones_teach_nothing_whatever_rounding_does():
+    two = [episode(n, "g", (float(n),)) for n in range(2)]
+    half = pytest.approx(np.sqrt(0.5), abs=1e-5)
+    (first,), (second,) = turn_advantages(two, advantage="turn_grpo")
+    assert (-first, second) == (half, half)
+    (first,), (second,) = turn_advantages(two, advantage="turn_grpo", normalize_by_std=False)
+    assert (first, second) == (-0.5, 0.5)
+    equal = [episode(n, "g", (0.1,)) for n in range(3)]  # 0.3 / 3 is not 0.1
+    for name in ("turn_grpo", "turn_rloo"):
+        assert turn_advantages(equal, advantage=name) == [[0.0]] * 3
 
 
 def test_agents_answer_for_their_own_rewards_and_are_compared_with_themselves():
@@ -116,6 +129,11 @@ def test_a_turn_in_several_branches_counts_once_and_has_its_advantage_in_each():
     whole = replace(whole, episode_id="0", reward=Reward(8.0, None, ""))
     samples = [whole, later, episode(1, "g", (0.0, 0.0, 0.0))]
     assert turn_advantages(samples, turn_discount=0.0) == [[1.0, 5.0], [1.0, 2.0], [-1.0, -5.0, -2.0]]
+    last = replace(later, sample_id="0.c", turns=(later.turns[0], replace(later.turns[1], number=3, reward=7.0)))
+    samples = [replace(one, reward=Reward(15.0, None, "")) for one in (whole, later, last)]
+    samples.append(episode(1, "g", (0.0, 0.0, 0.0, 0.0)))
+    expected = [[1.0, 5.0], [1.0, 2.0], [1.0, 7.0], [-1.0, -5.0, -2.0, -7.0]]
+    assert turn_advantages(samples, turn_discount=0.0) == expected
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=4), min_size=2, max_size=5))
