@@ -124,6 +124,16 @@ def test_the_advised_budget_is_full_and_even(name, seed):
     assert report.rank_imbalance <= 1.03
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("ranks", "count", "capacity"), [(8, 512, 33_792), (4, 64, 16_384), (2, 40, 16_384)])
+def test_packs_that_are_worked_on_at_a_time_cost_alike_where_there_is_room(ranks, count, capacity, seed):
+    lengths = np.minimum(np.random.default_rng(seed).lognormal(7.6, 0.9, count).astype(int) + 50, 8192)
+    report = report_on(
+        [(plan_packs(lengths, PackLimits(capacity), ranks, quadratic), lengths)], PackLimits(capacity), quadratic
+    )
+    assert max(report.slot_imbalance, report.rank_imbalance) <= 1.02
+
+
 def test_the_advisor_names_the_budget_that_saves_a_quarter_of_the_packs():
     """16 groups of 8 responses, nearly all cut at 8192 tokens: three fit into 4 x 8192, four into a little more."""
     lengths = LENGTHS["capped"](np.random.default_rng(0), 128)

@@ -1,6 +1,8 @@
 """Who holds what of a shared GPU, step by step, as driver and workers agree on it."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +32,12 @@ class Calls:
 
     def resume_restarts(self) -> None:
         self.restarts_allowed = True
+
+    def pause_requests(self) -> None:
+        self.made.append("pause requests")
+
+    def resume_requests(self) -> None:
+        self.made.append("resume requests")
 
     def wait_until_ready(self) -> None:
         self.made.append("ready")
@@ -149,6 +157,36 @@ def test_a_save_has_the_room_of_the_cache(free_gigabytes, kept):
         calls.made.append("SAVE")
     limit = 0.8 * free_gigabytes
     assert calls.take() == [("sleep", "kv_cache"), "weights", "SAVE", (kept, limit), ("wake", "kv_cache")]
+
+
+def test_engines_answer_nothing_while_one_that_came_back_gets_weights():
+    sharing, calls = _started(30, 9)
+    _iteration(sharing, calls)
+    with sharing.during_catch_up():
+        calls.made.append("SYNC")
+    inside = [("sleep", "kv_cache"), "weights", "SYNC", ("weights", 24), ("wake", "kv_cache")]
+    assert calls.take() == ["pause requests", *inside, "resume requests"]
+    assert calls.restarts_allowed
+
+
+def test_seconds_of_an_iteration_add_up(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(memory_sharing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    sharing, calls = _started(0, 9)
+    _iteration(sharing, calls)
+    once, steps_once = sharing.take_seconds(), sharing.take_metrics()
+    assert once["sleep_wake"] > 4 and set(steps_once.values()) == {
+        0.25,
+        1.0,
+        2.0,
+    }  # one that is told, steps, two of them
+    for _ in range(2):
+        _iteration(sharing, calls)
+    twice = {
+        name: seconds * (1 if name == "sleep_wake/engines_idle_seconds" else 2) for name, seconds in steps_once.items()
+    }
+    assert sharing.take_metrics() == twice
+    assert sharing.take_seconds() == {"sleep_wake": 2 * once["sleep_wake"]}
 
 
 def test_steps_are_timed_and_taken_once():
