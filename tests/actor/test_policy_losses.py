@@ -81,6 +81,27 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient():
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "ppo_dual_clip", "gspo", "cispo"])
+def test_metrics_are_of_trained_tokens_alone(name):
+    ratios, advantages, rollout = [5.0, 0.1, 1.1, 7.0, 0.2], [-1, -1, 1, -1, 1], [0.25, 4.0, 1.5, 8.0, 9.0]
+    correction = CorrectionConfig(weight="token", weight_max=2.0, mask="token", mask_min=0.5, mask_max=5.0)
+
+    def means(tokens, mask):
+        inputs = inputs_of(
+            [ratios[token] for token in tokens],
+            [advantages[token] for token in tokens],
+            mask=mask,
+            rollout_ratios=[rollout[token] for token in tokens],
+        )
+        output = correct_mismatch(find_loss(name)(inputs, AlgorithmConfig(loss=name)), inputs, correction)
+        assert {float(count) for _, count in output.means.values()} == {4}
+        return {metric: float(total) for metric, (total, _) in output.means.items()}
+
+    found = means([0, 1, 2, 3, 4], [1, 1, 1, 0, 1])
+    assert found == pytest.approx(means([0, 1, 2, 4], None))
+    assert any(found.values())
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "ppo_dual_clip", "gspo", "cispo"])
 def test_on_policy_the_gradient_is_that_of_reinforce(name):
     inputs = inputs_of([1.5, 0.7, 2.0], [1.0, -2.0, 0.5])
     on_policy = LossInputs(**{**inputs.__dict__, "old_logprobs": None})

@@ -9,7 +9,7 @@ import torch
 
 from actor.hf.adapter_table import adapter_table
 from actor.hf.weight_table import weight_table
-from actor.weight_plan import Holders, adapter_sources, buckets_of, model_sources, portions_of
+from actor.weight_plan import Holders, adapter_sources, buckets_of, model_sources, portions_of, share_of_bucket
 from rlpipe.config.layout import ActorLayout
 from rlpipe.config.lora import LoraConfig
 from rlpipe.model.model_reader import trainable_model
@@ -113,6 +113,17 @@ def test_buckets_come_by_turns_and_are_as_small_as_many_senders_ask(planned):
     for sender in begin:
         own = [spec for bucket in buckets if bucket.sender == sender for spec in bucket.tensors]
         assert own == [spec for portion in portions if portion.sender == sender for spec in portion.tensors]
+
+
+def test_small_buckets_are_not_shared_and_an_expert_that_is_larger_goes_alone():
+    holders = Holders(layout(tensor=2, pipeline=2, expert=8, data=8), 48)
+    mebibytes = [share_of_bucket(size * 2**20, holders) / 2**20 for size in (1, 64, 16 * holders.senders * 2)]
+    assert mebibytes == [1, 16, 32]
+    assert share_of_bucket(BUCKET_BYTES, None) == BUCKET_BYTES
+    model = replace(trainable_model(MODELS / MIXTURE), fused_experts=True)
+    sources = model_sources(weight_table(model, padded_vocab_size=model.vocab_size, with_mtp=False), "bfloat16")
+    specs = [spec for portion in portions_of(sources, holders, 2**20) for spec in portion.tensors]
+    assert {spec.shape[0] for spec in specs if StackedExperts.of_name(spec.name) is not None} == {1}
 
 
 def test_what_has_8_bits_comes_with_its_scales_in_half_the_bytes(planned):
