@@ -88,6 +88,24 @@ def test_parameters_come_back_from_their_masters_and_training_goes_on():
     assert all(torch.equal(a, b) for a, b in zip(one.states.parts, other.states.parts, strict=True))
 
 
+@pytest.mark.parametrize("slots_left", [0, 2])
+def test_what_only_slots_hold_is_downloaded_before_they_go(slots_left):
+    owners, others = parameters(torch.float32), parameters(torch.float32)
+    plain, staying = opened(owners), opened(others)
+    staying.reserve(99)
+    staying.staying_slots = 99
+    for step in range(2):
+        plain.step(step, GROUPS, gradients(step, owners).__getitem__)
+        staying.step(step, GROUPS, gradients(step, others).__getitem__)
+    plain.finish()
+    assert not torch.equal(plain.states.master, staying.states.master)
+    staying.release(slots_left)
+    if slots_left:
+        staying.close()
+    assert staying.slots == 0
+    assert all(torch.equal(a, b) for a, b in zip(plain.states.parts, staying.states.parts, strict=True))
+
+
 def test_a_full_device_is_said_where_not_even_the_least_fits(monkeypatch):
     owners = parameters(torch.bfloat16)
     adam = opened(owners)
