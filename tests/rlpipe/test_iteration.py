@@ -8,7 +8,7 @@ from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.metric_dictionary import METRICS, check_names
 from rlpipe.monitoring.trackers import Trackers
 from rlpipe.shared.phases import PHASES, PhaseClock
-from rlpipe.training.iteration import IterationLog
+from rlpipe.training.iteration import IterationLog, IterationRecord
 
 
 class _Recorder:
@@ -44,6 +44,36 @@ def test_phases_and_the_rest_add_up_to_the_iteration():
         assert row["time/unaccounted_seconds"] >= 0.03
         assert row["time/forward_seconds"] == 0.04
         assert row["time/train_other_seconds"] >= 0.01
+
+
+def test_an_iteration_begins_where_the_one_before_ended_and_its_rest_is_told_as_shares():
+    record = IterationRecord(1, time.perf_counter() - 100.0, Console(1))  # since then the row before was written
+    for phase, parts in (("train", {"forward": 30.0, "backward": 20.0}), ("rollout", {"rollout": 25.0})):
+        with record.phase(phase):
+            pass
+        record.split(phase, parts, rest="train_other")
+    record.add({"perf/jit_seconds": 40.0})
+    record.finish()
+    assert [record.metrics[f"time/{one}_seconds"] for one in ("tracking", "step")] == pytest.approx([100, 100], abs=1)
+    shares = {"time/unaccounted_share": -0.75, "perf/actor_idle_share": 0.5, "perf/step_excluding_jit_seconds": 60.0}
+    assert {name: record.metrics[name] for name in shares} == pytest.approx(shares, rel=0.02)
+    other = IterationRecord(2, time.perf_counter() - 1.0, Console(2))
+    other.add({"perf/jit_seconds": 40.0})  # of several processes at the same time
+    other.finish()
+    assert other.metrics["perf/step_excluding_jit_seconds"] == 0
+
+
+def test_what_belongs_to_the_start_is_in_the_first_row_and_samples_are_logged_after_theirs():
+    recorder = _Recorder()
+    log = IterationLog(Trackers([recorder]), Console(2), {"start/ray_seconds": 3.0})
+    for number in (1, 2):
+        with log.iteration(number) as step:
+            step.sample_rows += [{"sample": number}] * (number - 1)
+    assert [(number, "start/ray_seconds" in row) for number, row in recorder.rows if isinstance(row, dict)] == [
+        (1, True),
+        (2, False),
+    ]
+    assert [row for row in recorder.rows if isinstance(row[1], list)] == [(2, [{"sample": 2}])]
 
 
 def test_phases_do_not_nest():

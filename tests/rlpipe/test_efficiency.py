@@ -1,0 +1,115 @@
+"""Speeds of an iteration, from seconds and lengths that are given, against the quotients that their names say."""
+
+import json
+
+import pytest
+
+from actor.train_report import RankUsage
+from rlpipe.batching import PackLimits, pack_sequences
+from rlpipe.batching.sequences import supervised_sequence
+from rlpipe.config.load import load_config
+from rlpipe.flops import KernelWork, Recompute, hardware_flops, model_flops
+from rlpipe.jit_monitor import JitEvent, JitReport
+from rlpipe.model.model_reader import trainable_model
+from rlpipe.monitoring.console import Console
+from rlpipe.training.efficiency import policy_work, rollout_rate_per_gpu, training_metrics
+from rlpipe.training.iteration import IterationRecord
+
+PROCESSES, PEAK_TFLOPS, LENGTHS = 2, 3.0, [5, 7, 4]
+PARTS = {"forward": 2.0, "backward": 3.0, "optimizer": 0.5, "exchange": 0.25}
+CALL_SECONDS, REFERENCE_SECONDS, JIT_SECONDS = 5.75, 1.5, 0.75
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def _config(folder, *settings):
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    given = [f"model.path={folder}", f"actor.processes={PROCESSES}", f"actor.peak_tflops={PEAK_TFLOPS}", *settings]
+    return load_config("configs/demo/arithmetic.yaml", given)
+
+
+def _record(reference=True):
+    record = IterationRecord(1, 0.0, Console(1))
+    for name, parts in (
+        ("train", PARTS),
+        *([("ref_logprob", {"ref_logprob": REFERENCE_SECONDS})] if reference else []),
+    ):
+        with record.phase(name):
+            pass
+        record.split(name, parts, rest="tracking")
+    return record
+
+
+def _packs():
+    sequences = [supervised_sequence(str(length), (1, 2), (3,) * (length - 2)) for length in LENGTHS]
+    return pack_sequences(sequences, PackLimits(16, 4, 4), data_parallel=PROCESSES)
+
+
+def _usages(jit_seconds=JIT_SECONDS):
+    compiled = JitEvent("triton", "kernel", "key", jit_seconds, False, "", "forward", 1)
+    elsewhere = JitEvent("triton", "kernel", "key", 100.0, False, "", "rollout", 1)
+    reports = [JitReport(2, 0, (compiled, elsewhere), (), ()), JitReport(1, 0, (), (), ())]
+    return [RankUsage(rank, "node", "", "", {}, (), report) for rank, report in enumerate(reports)]
+
+
+def test_speeds_are_what_was_trained_over_the_training_call(tmp_path):
+    config = _config(tmp_path, "algorithm.kl.coefficient=0.1")
+    metrics = training_metrics(_record(), config, _packs(), _usages(), policy_work(config))
+    shape = trainable_model(str(tmp_path)).shape
+    flops = model_flops(shape, LENGTHS, include_mtp=False)
+    padded = [length + -length % 4 for length in LENGTHS]
+    done = hardware_flops(
+        shape, padded, Recompute("none", frozenset()), KernelWork(False, None, True), include_mtp=False
+    )
+    per_gpu = flops.train / CALL_SECONDS / PROCESSES
+    assert metrics == pytest.approx(
+        {
+            "perf/trained_tokens": sum(LENGTHS),
+            "perf/actor_train_seconds": CALL_SECONDS,
+            "perf/train_seconds": CALL_SECONDS + REFERENCE_SECONDS,
+            "perf/actor_tokens_per_second": sum(LENGTHS) / CALL_SECONDS,
+            "perf/actor_tokens_per_gpu_per_second": sum(LENGTHS) / CALL_SECONDS / PROCESSES,
+            "perf/actor_train_tflops_per_gpu": per_gpu / 1e12,
+            "perf/optimizer_exposed_share": PARTS["optimizer"] / CALL_SECONDS,
+            "perf/ref_logprob_tflops_per_gpu": flops.logprob / REFERENCE_SECONDS / PROCESSES / 1e12,
+            "perf/actor_train_mfu": per_gpu / PEAK_TFLOPS / 1e12,
+            "perf/actor_train_mfu_excluding_jit": flops.train
+            / (CALL_SECONDS - JIT_SECONDS)
+            / PROCESSES
+            / PEAK_TFLOPS
+            / 1e12,
+            "perf/actor_train_hfu": done / CALL_SECONDS / PROCESSES / PEAK_TFLOPS / 1e12,
+        },
+        rel=1e-3,  # the phases took some microseconds themselves
+    )
+
+
+@pytest.mark.parametrize(("coefficient", "reference"), [(0.0, True), (0.1, False)])
+def test_a_reference_pass_has_a_speed_where_there_is_one(tmp_path, coefficient, reference):
+    config = _config(tmp_path, f"algorithm.kl.coefficient={coefficient}")
+    metrics = training_metrics(_record(reference), config, _packs(), _usages(), policy_work(config))
+    assert "perf/ref_logprob_tflops_per_gpu" not in metrics
+
+
+def test_what_compiles_longer_than_the_call_leaves_a_rate(tmp_path):
+    config = _config(tmp_path)
+    metrics = training_metrics(_record(), config, _packs(), _usages(jit_seconds=2 * CALL_SECONDS), policy_work(config))
+    assert metrics["perf/actor_train_mfu_excluding_jit"] > metrics["perf/actor_train_mfu"]
+
+
+def test_a_rollout_s_rate_is_shared_by_the_devices_of_all_engines(tmp_path):
+    config = _config(tmp_path, "rollout.engines=3", "rollout.engine.tensor_parallel=2")
+    record = _record()
+    assert rollout_rate_per_gpu(record, config) == {}
+    record.add({"perf/rollout_tokens_per_second": 600.0})
+    assert rollout_rate_per_gpu(record, config) == {"perf/rollout_tokens_per_gpu_per_second": 100.0}
