@@ -351,7 +351,8 @@ def test_async_replaces_dropped_groups_of_all_iterations_that_are_ahead():
     async def run():
         source = policy.source(mode="async", max_staleness=2, filters=["equal_rewards"])
         await source.take(1, 0)
-        await asyncio.sleep(0.01)
+        for _ in range(200):
+            await asyncio.sleep(0)
         return policy.number, await source.unfinished()
 
     assert asyncio.run(run()) == (3 * 2 + 4, [6, 7, 8, 9])
