@@ -54,7 +54,7 @@ HALF = math.sqrt(1 / 3)  # unbiased standard deviation of (1, 0, 0, 1)
         (AlgorithmConfig(advantage="rloo"), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0, 0]),
     ],
 )
-def test_group_advantages_by_hand_with_an_equal_group_and_groups_of_one(config, expected):
+def test_group_advantages_by_hand_with_an_equal_group_and_a_group_of_one(config, expected):
     samples = batch_of((1, 0, 0, 1), (0.1, 0.1), (7,), (8,))
     assert advantages_of(samples, config) == pytest.approx(expected, abs=1e-5)
     metrics = compute_advantages(samples, config, max_response_tokens=100).counts.metrics
