@@ -1,5 +1,6 @@
 """When engines are found to hang, by the settings of their health probes; on a clock that the test moves."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +27,9 @@ class _Watched:
         actor.probe = SimpleNamespace(remote=self._sent)
         setup = EngineSetup(0, "m", "cpu", EngineConfig(), 64, False, False, 0, "abce0", "log")
         self.engine = RunningEngine(setup, actor, state=EngineState.SERVING)
-        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(supervisor, "_is_ready", lambda sent: self.now >= sent + after_seconds(sent))
-        monkeypatch.setattr(supervisor.ray, "get", lambda sent: Pulse(silent_seconds(self.now), (), ()))
+        _replace_here(monkeypatch, supervisor.time, "monotonic", lambda: self.now)
+        _replace_here(monkeypatch, supervisor, "_is_ready", lambda sent: self.now >= sent + after_seconds(sent))
+        _replace_here(monkeypatch, supervisor.ray, "get", lambda sent: Pulse(silent_seconds(self.now), (), ()))
         fleet = Fleet([self.engine], FaultConfig(), lambda _engine, failure, _why: failure)
         watch = Supervisor(fleet, None, FaultConfig(**fault), 60.0, lambda line: None, lambda fault: None)
         monkeypatch.setattr(watch, "_is_stopped", lambda engine: self.looked_at.append(round(self.now, 1)) or stopped)
@@ -51,6 +52,17 @@ class _Watched:
         """When, and why."""
         assert self.is_lost
         return round(self.now, 1), str(self.engine.failure)
+
+
+def _replace_here(monkeypatch, owner, name, replacement):
+    """For this thread alone: engines of other tests in this process have supervisors of their own, in theirs."""
+    original, here = getattr(owner, name), threading.get_ident()
+
+    def chosen(*arguments, **options):
+        function = replacement if threading.get_ident() == here else original
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, chosen)
 
 
 def _calls(value):
