@@ -105,36 +105,33 @@ def ladder(name: str, folder: Path) -> Iterator[Rung]:
     policy = folder / name
     make_policy(POLICIES[name], policy)
     requests = make_requests()
+    exact = 0.0 if not ON_GPU or name == "dense" else None  # where bits are promised (docs/determinism.md)
     with running_pool(policy, folder) as pool:
         together = generate(pool, requests)
-        alone = one_by_one(pool, requests)
+        samples = [sample_of(request, together[request.request_id]) for request in requests]
+        reference = transformers_logprobs(policy, samples)
+        by_rounding_alone = differ_in_mean(transformers_logprobs(policy, samples, torch.bfloat16), reference)
+        allowed = MORE_THAN_ROUNDING * by_rounding_alone
+
+        def against(rung: str, other: Mapping[str, Generation], exact: float | None) -> Rung:
+            if exact is None:
+                return Rung(f"{rung}, mean", name, until_they_part(together, other), allowed)
+            return Rung(rung, name, furthest(together, other), exact)
+
+        yield against("batch invariance, one by one", one_by_one(pool, requests), exact)
         continued = generate(pool, [halved(request, together[request.request_id]) for request in requests])
-    samples = [sample_of(request, together[request.request_id]) for request in requests]
+        as_read = None if ON_GPU else 0.0 if name == "dense" else 1e-4
+        yield against("engine: prefill = decode", continued, as_read)
+
     one_rank = actor_logprobs(samples, _config(policy), folder / f"{name}-exported")
     rounded = actor_logprobs(samples, _config(policy, dtype="bfloat16"))
-    with running_pool(folder / f"{name}-exported", folder) as pool:
-        again = generate(pool, requests)
-    reference = transformers_logprobs(policy, samples)
-    by_rounding_alone = differ_in_mean(transformers_logprobs(policy, samples, torch.bfloat16), reference)
-    allowed = MORE_THAN_ROUNDING * by_rounding_alone
-
-    repeats = not ON_GPU or name == "dense"  # bit by bit
-    if repeats:
-        yield Rung("batch invariance, one by one", name, furthest(together, alone), 0.0)
-    else:
-        yield Rung("batch invariance, one by one", name, None, 0.0, "not promised there (docs/determinism.md)")
     if ON_GPU:
-        yield Rung("engine: prefill = decode, mean", name, until_they_part(together, continued), allowed)
         yield Rung("actor = engine, mean", name, differ_in_mean(rounded, logprobs_of(together)), allowed)
     else:
-        exact = 0.0 if name == "dense" else 1e-4
-        yield Rung("engine: prefill = decode", name, furthest(together, continued), exact)
         yield Rung("actor = engine", name, differ(one_rank, logprobs_of(together)), 1e-4)
     yield from _layouts(name, policy, samples, one_rank)
-    if repeats:
-        yield Rung("export, reload: engine = engine", name, furthest(together, again), 0.0)
-    else:
-        yield Rung("export, reload: engine = engine, mean", name, until_they_part(together, again), allowed)
+    with running_pool(folder / f"{name}-exported", folder) as pool:
+        yield against("export, reload: engine = engine", generate(pool, requests), exact)
     yield Rung("bfloat16 against float32, mean", name, differ_in_mean(rounded, one_rank), allowed)
     if ON_GPU:
         yield Rung("GPU = CPU on equal weights", name, differ(one_rank, reference), 5e-3)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,21 @@ def test_a_gate_sees_a_defect_that_no_loss_shows(gate):
     done = _run("benchmarks/learning_gates.py", gate, "--planted")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "planted in gates: 1 of 1 seen" in done.stdout
+
+
+def test_responses_are_compared_until_they_part(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import parity
+
+    def answers(*tokens):
+        return {"r": SimpleNamespace(token_ids=tokens, logprobs=[-1.0 - token / 8 for token in tokens])}
+
+    first = answers(1, 2, 3, 4)
+    other = answers(1, 2, 9, 4)
+    other["r"].logprobs[0] -= 0.5
+    assert parity.until_they_part(first, first) == 0
+    assert parity.until_they_part(first, other) == 0.25  # of two tokens, whatever comes behind them
+    assert parity.until_they_part(first, answers(1, 9, 3, 4)) == float("inf")
 
 
 @pytest.mark.slow

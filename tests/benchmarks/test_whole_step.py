@@ -40,9 +40,7 @@ def test_a_run_that_is_cut_off_leaves_its_iterations_beside_the_plan(tmp_path):
     assert first["perf/start_to_first_token_seconds"] > 0
     assert 0 < first["perf/optimizer_exposed_share"] < 1
     assert first["memory/actor_host_peak_bytes"] > 1e8 and first["memory/engine_host_peak_bytes"] > 1e8
-    assert (
-        run["start_seconds"]["engine_import"] > 0
-        and f"start, s: inputs {run['start_seconds']['inputs']:.1f}, " in printed
-    )
+    start = run["start_seconds"]
+    assert start["engine_import"] > 0 and f"start, s: inputs {start['inputs']:.1f}, " in printed
     for phase in ("rollout", "ref_logprob", "optimizer", "step"):
         assert run["planned"][phase] > 0 and f"\n{phase} s" in printed

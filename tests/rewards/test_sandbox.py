@@ -82,6 +82,16 @@ def test_memory_is_limited() -> None:
     assert "MemoryError" in outcome.stderr
 
 
+def test_a_program_is_seen_from_here_while_it_runs() -> None:
+    """What the tests below find nothing with."""
+    program = threading.Thread(target=run, args=("import time; time.sleep(2)",))
+    program.start()
+    seen = False
+    while program.is_alive():
+        seen = seen or bool(_processes())
+    assert seen and not _processes()
+
+
 def test_a_fork_bomb_stays_small_and_leaves_nothing() -> None:
     before = _processes()
     outcome = run(

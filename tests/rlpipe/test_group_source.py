@@ -209,21 +209,19 @@ def test_groups_that_go_on_count_as_begun_for_their_iteration():
 
 
 def test_what_an_iteration_leaves_is_counted_by_the_group_and_hinders_no_later_one():
-    policy = Policy(
-        turns=lambda request: 1000 if request.group_id in "01" and policy.version == 0 else 1,
-        score=lambda sample: float(sample.group_id not in "567" and sample.sample_id.endswith("0")),
-    )
-
-    async def run(**settings):
-        source = policy.source(oversampling=2.0, filters=["equal_rewards"], **settings)
+    async def run(partial):
+        policy = Policy(
+            turns=lambda request: 1000 if request.group_id in "01" and policy.version == 0 else 1,
+            score=lambda sample: float(sample.group_id not in "567" and sample.sample_id.endswith("0")),
+        )
+        source = policy.source(oversampling=2.0, filters=["equal_rewards"], partial=partial)
         first = await source.take(1, 0)
         policy.version = 2
         return first, await source.take(2, 2)
 
-    first, second = asyncio.run(run())
+    first, second = asyncio.run(run(partial=False))
     assert first.metrics["rollout/groups_dropped_aborted_count"] == 2
     assert groups_of(second) == ["4", "8"]  # in the place of those that a filter dropped
-    policy = Policy(policy.turns)
     _, second = asyncio.run(run(partial=True))
     assert second.metrics["rollout/samples_restarted_count"] == 4
 

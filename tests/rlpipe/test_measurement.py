@@ -16,19 +16,7 @@ from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import JitError
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.measurement import Measurement
-
-_MODEL = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 64,
-    "tie_word_embeddings": False,
-}
+from tests.small_config import SMALL_MODEL
 
 
 class _Actor:
@@ -54,7 +42,7 @@ class _Actor:
 
 def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
     (tmp_path / "model").mkdir(parents=True)
-    (tmp_path / "model" / "config.json").write_text(model or json.dumps(_MODEL))
+    (tmp_path / "model" / "config.json").write_text(model or json.dumps(SMALL_MODEL))
     overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
     config = load_config("configs/demo/arithmetic.yaml", [*overrides, "trace.iterations=[2]", *settings])
     directory = RunDirectory(tmp_path)
@@ -76,7 +64,7 @@ def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
 
 
 def test_actor_and_engines_are_asked_at_the_same_time(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(_MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_MODEL))
     config = load_config("configs/demo/arithmetic.yaml", [f"model.path={tmp_path}"])
     actor = _Actor([])
 
