@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate_verdicts import DEMO, Gate, Run
-from record import commit, processor, versions
+from record import commit, processor_generation, versions
 from train_run import PROJECT, train
 
 LARGEST_GAP = 1e-3
@@ -68,7 +68,7 @@ def _finished(gate: Gate, seed: int, accuracy: float, rewards: tuple[float, ...]
         rewards,
         commit=commit(),
         versions=versions(),
-        machine=processor(),
+        machine=processor_generation(),
     )
 
 

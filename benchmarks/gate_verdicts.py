@@ -46,7 +46,7 @@ class Gate:
 @dataclass(frozen=True)
 class Run:
     """What a gate's run did. rewards: mean reward of each iteration; of the gate `sft` the evaluated accuracy alone.
-    machine: its processor, which decides how sums are rounded."""
+    machine: its processor and that one's generation, which decide how sums are rounded."""
 
     gate: str
     seed: int
@@ -125,7 +125,7 @@ def verdicts_on(
     redrawn: what is drawn was changed on purpose, so that a gate cannot follow its own curve: bands alone count.
     """
     reference = gates[gate.curve_of or gate.name]
-    known = [old for old in history if old.gate == reference.name and old.settings == reference.digest()]
+    known = runs_of_reference(gate, gates, history)
     verdicts = []
     earlier = earlier_curve(run, gate, known)
     if earlier and not (redrawn and gate.curve_of == gate.name):
@@ -136,6 +136,12 @@ def verdicts_on(
         return [verdict for verdict in [*verdicts, add] if verdict]
     verdicts += [band.verdict(getattr(run, what), what) for what, band in bands_of(known).items()]
     return [verdict for verdict in verdicts if verdict]
+
+
+def runs_of_reference(gate: Gate, gates: dict[str, Gate], history: Iterable[Run]) -> list[Run]:
+    """Those of the gate that this one is judged by, itself or the one whose curve it follows, with its settings."""
+    reference = gates[gate.curve_of or gate.name]
+    return [old for old in history if old.gate == reference.name and old.settings == reference.digest()]
 
 
 def earlier_curve(run: Run, gate: Gate, known: Sequence[Run]) -> Run | None:
@@ -172,16 +178,20 @@ def off_the_curve(run: Run, earlier: Run) -> str:
     return ""
 
 
-def likeness(run: Run, earlier: Run | None) -> str:
-    """How a run compares with the one that it should equal, for the reader."""
+def likeness(run: Run, gate: Gate, earlier: Run | None) -> str:
+    """How a run compares with the one that it should equal or, as a layout, follow, for the reader."""
+    if not gate.curve_of:
+        return "ok"
     if earlier is None:
-        return "no earlier curve"
+        return f"ok, no curve of {gate.curve_of} on such a machine"
+    if gate.curve_of != gate.name:
+        return "ok"
     pairs = list(zip((*run.rewards, run.accuracy), (*earlier.rewards, earlier.accuracy), strict=True))
     differ = [at for at, (value, expected) in enumerate(pairs, 1) if value != expected]
     if not differ:
-        return "as before"
+        return "ok, as before"
     largest = max(abs(value - expected) for value, expected in pairs)
-    return f"as before up to iteration {differ[0] - 1}, then up to {largest:.3f} beside it"
+    return f"ok, as before up to iteration {differ[0] - 1}, then up to {largest:.3f} beside it"
 
 
 def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:

@@ -35,10 +35,11 @@ from gate_verdicts import (
     likeness,
     read_gates,
     read_history,
+    runs_of_reference,
     summary,
     verdicts_on,
 )
-from record import processor
+from record import processor_generation
 from shared_cores import Workers
 from train_run import PROJECT
 
@@ -53,6 +54,7 @@ def main() -> None:
         sys.exit(f"unknown gates {', '.join(unknown)}: use {', '.join(gates)}")
     print(f"{'gate':14}{'seed':>5}{'accuracy':>10}{'reward':>8}  verdict", flush=True)
     bad = total = 0
+    history = read_history()
     with tempfile.TemporaryDirectory() as folder:
         chosen = {name: gates[name] for name in options.gates or gates}
         seeds = options.seeds or ([0] if options.planted else [0, 1, 2])
@@ -60,23 +62,32 @@ def main() -> None:
         if options.missing:
             tasks = [task for task in tasks if not is_known(task.gate, task.seed)]
         for task, run in runs_of(tasks, gates, options.jobs):
-            bad += judge(task, run, gates, options)
+            bad += judge(task, run, gates, history, options)
             total += 1
     if options.planted:
         print(f"planted in gates: {total - bad} of {total} seen")
     sys.exit(f"{bad} of {total} runs are {'not red' if options.planted else 'red'}" if bad else 0)
 
 
-def judge(task: Task, run: Run | Exception, gates: dict[str, Gate], options: argparse.Namespace) -> bool:
-    """Print the line of a run, keep it where that is asked for, and say whether it is not as it should be."""
-    history = read_history()
-    verdicts = [str(run)]
+def judge(
+    task: Task, run: Run | Exception, gates: dict[str, Gate], history: list[Run], options: argparse.Namespace
+) -> bool:
+    """Print the line of a run, and say whether it is not as it should be.
+
+    It becomes part of `history`, so that layouts have a curve to follow on a machine that the file does not know, and
+    of the file where that is asked for.
+    """
+    verdicts, like = [str(run)], ""
     if isinstance(run, Run):
         verdicts = verdicts_on(run, task.gate, gates, history, options.redrawn)
-    print(line_of(task, run, verdicts, history), flush=True)
-    if options.record and isinstance(run, Run) and not task.defect:
-        with HISTORY.open("a") as file:
-            file.write(json.dumps(asdict(run)) + "\n")
+        earlier = earlier_curve(run, task.gate, runs_of_reference(task.gate, gates, history))
+        like = likeness(run, task.gate, earlier)
+    print(line_of(task, run, verdicts, like), flush=True)
+    if isinstance(run, Run) and not task.defect:
+        history.append(run)
+        if options.record:
+            with HISTORY.open("a") as file:
+                file.write(json.dumps(asdict(run)) + "\n")
     return not is_seen(run, verdicts) if task.defect else bool(verdicts)
 
 
@@ -142,13 +153,11 @@ def runs_of(tasks: Sequence[Task], gates: dict[str, Gate], jobs: int) -> Iterato
                     yield task, run
 
 
-def line_of(task: Task, run: Run | Exception, verdicts: Sequence[str], history: Sequence[Run]) -> str:
-    """What is printed of a run."""
-    figures, like = " " * 18, ""
+def line_of(task: Task, run: Run | Exception, verdicts: Sequence[str], like: str) -> str:
+    """What is printed of a run. like: said of one that nothing is wrong with."""
+    figures = " " * 18
     if isinstance(run, Run):
         figures = f"{run.accuracy:10.1%}" + (f"{run.reward:8.3f}" if run.rewards else " " * 8)
-        known = [old for old in history if (old.gate, old.settings) == (run.gate, run.settings)]
-        like = f"ok, {likeness(run, earlier_curve(run, task.gate, known))}" if task.gate.curve_of == run.gate else "ok"
     verdict = "; ".join(verdicts) or like
     if task.defect:
         verdict = f"{'seen' if is_seen(run, verdicts) else 'NOT SEEN'}: {task.defect}: {verdict}"
@@ -157,7 +166,7 @@ def line_of(task: Task, run: Run | Exception, verdicts: Sequence[str], history: 
 
 def is_known(gate: Gate, seed: int) -> bool:
     """Whether the history has this gate with this seed and these settings, from this kind of machine."""
-    wanted = (gate.name, seed, gate.digest(), processor())
+    wanted = (gate.name, seed, gate.digest(), processor_generation())
     return any((old.gate, old.seed, old.settings, old.machine) == wanted for old in read_history())
 
 

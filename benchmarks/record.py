@@ -234,9 +234,20 @@ def host() -> str:
 
 
 def processor() -> str:
-    """Its model, as the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    """Its name, as the system tells it."""
+    return _of_processor("model name") or platform.machine()
+
+
+def processor_generation() -> str:
+    """Its name with family and model: generations of one name may have other vectors, which round sums otherwise."""
+    numbers = [_of_processor("cpu family"), _of_processor("model")]
+    return f"{processor()} {'/'.join(numbers)}" if all(numbers) else processor()
+
+
+def _of_processor(key: str) -> str:
+    """What /proc/cpuinfo says of the first processor; empty where it does not."""
+    rows = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    return next((value.strip() for name, value in rows if name.strip() == key), "")
 
 
 def versions() -> dict[str, str]:

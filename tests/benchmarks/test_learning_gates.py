@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from subprocess import CalledProcessError
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,9 +117,10 @@ def test_a_run_follows_its_own_curve_on_its_kind_of_machine_until_its_draws_are_
     def verdicts(run, history=seeds, **named):
         return gates.verdicts_on(run, found["grpo"], found, history, **named)
 
-    assert verdicts(seeds[1]) == [] and gates.likeness(seeds[1], seeds[1]) == "as before"
+    assert verdicts(seeds[1]) == [] and gates.likeness(seeds[1], found["grpo"], seeds[1]) == "ok, as before"
     assert verdicts(again) == ["reward 0.310 of iteration 1 is off the curve (0.300)"]
-    assert gates.likeness(again, seeds[1]) == "as before up to iteration 0, then up to 0.010 beside it"
+    like = gates.likeness(again, found["grpo"], seeds[1])
+    assert like == "ok, as before up to iteration 0, then up to 0.010 beside it"
     assert verdicts(replace(again, machine="b")) == [] == verdicts(again, redrawn=True)
     assert verdicts(again, [*seeds, again]) == [], "the latest curve counts"
     other = verdicts(replace(seeds[1], accuracy=0.67))
@@ -152,6 +154,40 @@ def test_a_kind_of_machine_with_enough_seeds_draws_its_own_band_whichever_ran_la
     assert verdicts("c", a) == verdicts("a", [*b, *a])
     (line,) = [one for one in gates.summary(found, [*b, *a]) if one.startswith("grpo")]
     assert "0.570 to 0.650" in line
+
+
+def test_a_layout_follows_the_curve_that_its_gate_drew_in_the_same_command(gates, monkeypatch, capsys, tmp_path):
+    """On a kind of machine that the history does not know: another one's curve says nothing there."""
+    import learning_gates
+
+    monkeypatch.setattr(learning_gates, "HISTORY", tmp_path / "gates.jsonl")
+    found, options = gates.read_gates(), SimpleNamespace(redrawn=False, record=True)
+    history = [replace(_run(gates, found["grpo"], seed, 0.6, [0.3, 0.5]), machine="a") for seed in range(3)]
+
+    def is_red(gate, rewards):
+        run = replace(_run(gates, found[gate], 0, 0.6, rewards), machine="b")
+        return learning_gates.judge(learning_gates.Task(found[gate], 0, tmp_path), run, found, history, options)
+
+    assert not is_red("cp2", [0.31, 0.5]), "the curve of another machine was followed"
+    assert "no curve of grpo on such a machine" in capsys.readouterr().out
+    assert not is_red("grpo", [0.31, 0.5])
+    assert is_red("cp2", [0.3, 0.5]) and "iteration 1 is off the curve (0.310)" in capsys.readouterr().out
+    assert gates.read_history(tmp_path / "gates.jsonl") == history[3:]
+
+
+def test_processors_of_one_name_and_other_generations_round_otherwise(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import record
+
+    def generation(text):
+        (tmp_path / "cpuinfo").write_text(text)
+        monkeypatch.setattr(record, "Path", lambda _: tmp_path / "cpuinfo")
+        return record.processor_generation()
+
+    zen3 = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t: a:b\n\n"
+    assert generation(zen3 + zen3.replace("25", "99")) == "AMD EPYC 25/1"
+    assert generation(zen3.replace("model\t\t: 1", "model\t\t: 17")) == "AMD EPYC 25/17"
+    assert generation("processor\t: 0\nBogoMIPS\t: 50.00\n") == record.platform.machine()
 
 
 def test_a_defect_is_seen_by_what_was_learned_alone(monkeypatch):
