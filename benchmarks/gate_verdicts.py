@@ -16,7 +16,7 @@ from train_run import PROJECT
 GATES = PROJECT / "benchmarks" / "gates.yaml"
 HISTORY = PROJECT / "benchmarks" / "results" / "gates.jsonl"
 DEMO = "configs/demo/arithmetic.yaml"
-MINIMUM_SEEDS = 3
+MINIMUM_DRAWS = 3
 MARGINS = {"accuracy": 0.04, "reward": 0.03, "gain": 0.03}
 """What has a band, and half its least width: what other rounding alone may do to 128 problems and to some thousand
 samples. Seeds start from policies that solve more or less of the task; what they gain differs less."""
@@ -81,7 +81,11 @@ class Band:
 
     @classmethod
     def around(cls, values: Sequence[float], margin: float) -> "Band":
-        """Three standard deviations of a further run to either side of the mean, and at least `margin`."""
+        """Three standard deviations of a further run to either side of the mean, and at least `margin`.
+
+        By chance a run lies outside one time in ten where three runs drew the band, in thirty where six did (Student's
+        t distribution): runs of one more kind of machine make it a better one.
+        """
         spread = 3 * stdev(values) * math.sqrt(1 + 1 / len(values))
         return cls(fmean(values) - max(spread, margin), fmean(values) + max(spread, margin))
 
@@ -130,9 +134,9 @@ def verdicts_on(
     earlier = earlier_curve(run, gate, known)
     if earlier and not (redrawn and gate.curve_of == gate.name):
         verdicts.append(off_the_curve(run, earlier))
-    known = drawing_band(known, run.machine)
-    if len(known) < MINIMUM_SEEDS:
-        add = f"{NO_BAND}: {len(known)} of {MINIMUM_SEEDS} seeds of {reference.name} are known, add some by --record"
+    known = draws(known)
+    if len(known) < MINIMUM_DRAWS:
+        add = f"{NO_BAND}: {len(known)} of {MINIMUM_DRAWS} draws of {reference.name} are known, add some by --record"
         return [verdict for verdict in [*verdicts, add] if verdict]
     verdicts += [band.verdict(getattr(run, what), what) for what, band in bands_of(known).items()]
     return [verdict for verdict in verdicts if verdict]
@@ -150,16 +154,10 @@ def earlier_curve(run: Run, gate: Gate, known: Sequence[Run]) -> Run | None:
     return same[-1] if gate.curve_of and same else None
 
 
-def latest_of_seeds(known: Iterable[Run]) -> list[Run]:
-    """A run for each seed, so that repeats do not narrow a band."""
-    return list({run.seed: run for run in known}.values())
-
-
-def drawing_band(known: Sequence[Run], machine: str) -> list[Run]:
-    """A run for each seed, of that kind of machine where it has enough of them: other rounding is another draw, and of
-    two draws of a seed the one that was kept last would decide."""
-    own = latest_of_seeds(run for run in known if run.machine == machine)
-    return own if len(own) >= MINIMUM_SEEDS else latest_of_seeds(known)
+def draws(known: Iterable[Run]) -> list[Run]:
+    """The latest run of each seed on each kind of machine, so that repeats do not narrow a band; other rounding is
+    another draw."""
+    return list({(run.seed, run.machine): run for run in known}.values())
 
 
 def bands_of(known: Sequence[Run]) -> dict[str, Band]:
@@ -195,18 +193,18 @@ def likeness(run: Run, gate: Gate, earlier: Run | None) -> str:
 
 
 def summary(gates: dict[str, Gate], history: Sequence[Run]) -> list[str]:
-    """A line for each gate: the seeds and repeats that are known with its settings, the band that they draw on the kind
-    of machine that ran it last, and what is wrong with any of them by all the others."""
+    """A line for each gate: the runs that are known with its settings, repeats too, how many draws they are, the bands
+    that these have, and what is wrong with any run by all the others."""
     titles = "".join(f"{what:17}" for what in MARGINS)
-    lines = [f"{'gate':14}{'runs':>5}{'seeds':>6}  {titles}{'last':20}verdict"]
+    lines = [f"{'gate':14}{'runs':>5}{'draws':>6}  {titles}{'last':20}verdict"]
     for gate in gates.values():
         known = [run for run in history if run.gate == gate.name and run.settings == gate.digest()]
-        seeds = latest_of_seeds(known)
-        bands = bands_of(drawing_band(known, known[-1].machine)) if len(seeds) >= MINIMUM_SEEDS else {}
+        drawn_by = draws(known)
+        bands = bands_of(drawn_by) if len(drawn_by) >= MINIMUM_DRAWS else {}
         drawn = "".join(f"{bands.get(what, '')!s:17}" for what in MARGINS)
         last = f"{known[-1].date} {known[-1].commit}" if known else "never run"
         verdict = verdict_on_all(known, gate, gates, history)
-        lines.append(f"{gate.name:14}{len(known):5}{len(seeds):6}  {drawn}{last:20}{verdict}".rstrip())
+        lines.append(f"{gate.name:14}{len(known):5}{len(drawn_by):6}  {drawn}{last:20}{verdict}".rstrip())
     return lines
 
 

@@ -1,6 +1,8 @@
 """Learning gates: every row is a run that can start, and bands are red on both sides."""
 
 import json
+import sys
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -92,7 +94,7 @@ def test_without_enough_history_of_the_same_settings_there_is_no_band(gates):
     run = _run(gates, gate, 0, 0.6, [0.5])
     other = replace(run, settings="other")
     (verdict,) = gates.verdicts_on(run, gate, {"grpo": gate}, [run, run, other, other])
-    assert verdict.startswith("no band: 1 of 3 seeds of grpo are known")
+    assert verdict.startswith("no band: 1 of 3 draws of grpo are known")
 
 
 def test_a_layout_has_to_follow_the_curve_of_its_seed(gates):
@@ -134,26 +136,24 @@ def test_a_run_follows_its_own_curve_on_its_kind_of_machine_until_its_draws_are_
 def test_repeats_of_a_seed_do_not_narrow_a_band(gates):
     found = gates.read_gates()
     seeds = [_run(gates, found["grpo"], seed, 0.6 + 0.05 * seed, [0.3, 0.5]) for seed in range(3)]
-    bands = gates.bands_of(gates.latest_of_seeds(seeds))
-    assert gates.bands_of(gates.latest_of_seeds([*seeds, *seeds[1:], seeds[0]])) == bands
+    bands = gates.bands_of(gates.draws(seeds))
+    assert gates.bands_of(gates.draws([*seeds, *seeds[1:], seeds[0]])) == bands
 
 
-def test_a_kind_of_machine_with_enough_seeds_draws_its_own_band_whichever_ran_last(gates):
+def test_every_kind_of_machine_is_a_draw_of_its_own_whichever_ran_last(gates):
     found = gates.read_gates()
     a = [replace(_run(gates, found["grpo"], seed, 0.6 + 0.01 * seed, [0.3, 0.5]), machine="a") for seed in range(3)]
-    b = [replace(_run(gates, found["grpo"], seed, 0.3 + 0.15 * seed, [0.3, 0.5]), machine="b") for seed in range(3)]
+    b = [replace(run, machine="b", accuracy=run.accuracy - 0.05) for run in a]
 
-    def verdicts(machine, history):
-        new = replace(_run(gates, found["grpo"], 5, 0.8, [0.3, 0.5]), machine=machine)
+    def verdicts(history):
+        new = replace(_run(gates, found["grpo"], 5, 0.8, [0.3, 0.5]), machine="c")
         return gates.verdicts_on(new, found["grpo"], found, history)
 
-    for history in ([*a, *b], [*b, *a], [a[0], *b, *a[1:]]):
-        assert verdicts("a", history) == ["accuracy 0.800 is too good (band 0.570 to 0.650)"]
-        (other,) = verdicts("b", history)
-        assert other.startswith("accuracy has a band down to 0")
-    assert verdicts("c", a) == verdicts("a", [*b, *a])
+    assert verdicts(a) == ["accuracy 0.800 is too good (band 0.570 to 0.650)"]
+    for history in ([*a, *b], [*b, *a], [a[0], *b, *a[1:], b[0]]):
+        assert verdicts(history) == ["accuracy 0.800 is too good (band 0.492 to 0.678)"]
     (line,) = [one for one in gates.summary(found, [*b, *a]) if one.startswith("grpo")]
-    assert "0.570 to 0.650" in line
+    assert line.split()[1:3] == ["6", "6"] and "0.492 to 0.678" in line
 
 
 def test_a_layout_follows_the_curve_that_its_gate_drew_in_the_same_command(gates, monkeypatch, capsys, tmp_path):
@@ -200,6 +200,39 @@ def test_a_defect_is_seen_by_what_was_learned_alone(monkeypatch):
     assert learning_gates.is_seen(ArithmeticError("loss is nan"), ["loss is nan"])
     assert not learning_gates.is_seen(run, []) and not learning_gates.is_seen(run, ["no band: 1 of 3 seeds"])
     assert not learning_gates.is_seen(CalledProcessError(1, ["rlpipe"]), ["returned non-zero"])
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_defect_has_a_curve_to_leave_on_a_machine_that_the_history_does_not_know(
+    gates, monkeypatch, tmp_path, is_known
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    import learning_gates
+
+    monkeypatch.setattr(learning_gates, "is_known", lambda gate, seed: is_known)
+    tasks = learning_gates.planted({"grpo": gates.read_gates()["grpo"]}, [0], tmp_path)
+    assert [bool(task.defect) for task in tasks] == ([True] if is_known else [False, True])
+    made = []
+    monkeypatch.setattr(learning_gates, "outcome_of", lambda task: made.append(task))
+
+    class Here:
+        def __init__(self, jobs):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def submit(self, function, task):
+            done = Future()
+            done.set_result(function(task))
+            return done
+
+    monkeypatch.setattr(learning_gates, "Workers", Here)
+    assert [task for task, _ in learning_gates.runs_of(tasks[::-1], gates.read_gates(), 1)] == tasks
+    assert made[0].gate.name == "sft" and made[1:] == tasks, "the policy it begins with, then the run without a defect"
 
 
 @pytest.mark.parametrize(
