@@ -4,7 +4,9 @@
 
 A tiny policy is shown worked sums, then updated by policy gradients whose advantages are drawn at random: nothing can
 be learned from them, so held-out accuracy can only fall. Rows are compared where their learning rates add up to the
-same, in units of the peak: what falls more there owes it to the size of Adam's first updates (docs/algorithms.md).
+same, in units of the peak: what falls more there owes it to the size of Adam's first updates, or to having seen fewer
+gradients on the same way (docs/algorithms.md). The last row begins with a policy whose warm start went on for some
+steps at a tenth of its learning rate.
 """
 
 import sys
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -31,8 +34,33 @@ PEAK = 3e-4
 SUMS = (1, 2, 3, 4)
 """Sums of learning rates, in units of the peak, at which accuracy is compared."""
 
-VARIANTS = (("warm-up of 1", 1, 0), ("warm-up of 5", 5, 0), ("warm-up of 20", 20, 0), ("1, warmed-up moments", 1, 40))
-"""Name, updates of linear warm-up, and gradients that the moments have seen before the first update."""
+NOISES = (1, 2, 3, 4)
+"""Seeds of noise, over which each accuracy is the mean."""
+
+COOLING_STEPS, COOLING_SHARE = 40, 0.1
+"""Further steps of the warm start, and their learning rate, of its own."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How noise is followed. warmup: updates of linear warm-up. seen: gradients that the moments have seen before the
+    first update. share: of the peak learning rate. cooled: after the cooled warm start."""
+
+    name: str
+    warmup: int
+    seen: int = 0
+    share: float = 1.0
+    cooled: bool = False
+
+
+VARIANTS = (
+    Variant("warm-up of 1", 1),
+    Variant("warm-up of 5", 5),
+    Variant("warm-up of 20", 20),
+    Variant("1, warmed-up moments", 1, seen=40),
+    Variant("20, a quarter of the rate", 20, share=0.25),
+    Variant("5, cooled warm start", 5, cooled=True),
+)
 
 
 @dataclass(frozen=True)
@@ -60,35 +88,48 @@ def main() -> None:
     settings = ArithmeticTaskConfig(digits=2, operands=2, train_problems=4096, test_problems=128)
     train, test = ([dict(row) for row in rows] for rows in arithmetic_rows(settings, 0))
     held_out = worked(test, tokenizer)
-    warm_start(model, worked(train, tokenizer))
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    print(f"held-out accuracy {accuracy(model, held_out):.1%} after the warm start; peak learning rate {PEAK:g}")
+    examples = worked(train, tokenizer)
+    warm_start(model, examples, WARM_START_STEPS)
+    hot = weights_of(model)
+    warm_start(model, examples, COOLING_STEPS, COOLING_SHARE)
+    cooled = weights_of(model)
+    after_cooling = accuracy(model, held_out)
+    model.load_state_dict(hot)
+    print(f"held-out accuracy {accuracy(model, held_out):.1%} after the warm start, peak learning rate {PEAK:g}")
+    print(f"{COOLING_STEPS} steps later at {COOLING_SHARE:g} of its learning rate {after_cooling:.1%}")
     pool = sampled(model, tokenizer, train[:PROBLEMS])
-    print(f"{'sum of learning rates':24}" + "".join(f"{total:>9}" for total in SUMS))
-    for name, warmup, seen in VARIANTS:
-        model.load_state_dict(start)
-        row = noisy_updates(model, pool, held_out, warmup, seen)
-        print(f"{name:24}" + "".join(f"{value:9.1%}" for value in row), flush=True)
+    print(f"{'sum of learning rates':28}" + "".join(f"{total:>9}" for total in SUMS))
+    for variant in VARIANTS:
+        rows = []
+        for seed in NOISES:
+            model.load_state_dict(cooled if variant.cooled else hot)
+            rows.append(noisy_updates(model, pool, held_out, variant, seed))
+        means = map(fmean, zip(*rows, strict=True))
+        print(f"{variant.name:28}" + "".join(f"{value:9.1%}" for value in means), flush=True)
 
 
-def warm_start(model: PreTrainedModel, examples: Batch) -> None:
-    """Supervised steps on worked sums, as a warm start makes them."""
-    adam = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2))
-    for step in range(1, WARM_START_STEPS + 1):
-        adam.param_groups[0]["lr"] = 3e-3 * min(1.0, step / 10)
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def warm_start(model: PreTrainedModel, examples: Batch, steps: int, share: float = 1.0) -> None:
+    """Supervised steps on worked sums, as a warm start makes them, at this share of its learning rate."""
+    adam = torch.optim.Adam(model.parameters(), lr=0.0, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2))
+    for step in range(1, steps + 1):
+        adam.param_groups[0]["lr"] = 3e-3 * share * min(1.0, step / 10)
         batch = examples.part(torch.randint(len(examples.tokens), (WARM_START_SEQUENCES,)))
         update(model, adam, -(batch.logprobs(model) * batch.mask).sum() / batch.mask.sum())
 
 
-def noisy_updates(model: PreTrainedModel, pool: Batch, held_out: Batch, warmup: int, seen: int) -> list[float]:
+def noisy_updates(model: PreTrainedModel, pool: Batch, held_out: Batch, variant: Variant, seed: int) -> list[float]:
     """Held-out accuracy when the learning rates have added up to each of SUMS."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     adam = torch.optim.Adam(model.parameters(), lr=0.0, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2))
     found: list[float] = []
-    total, step = 0.0, -seen
+    total, step = 0.0, -variant.seen
     while len(found) < len(SUMS):
         step += 1
-        share = min(1.0, step / warmup) if step > 0 else 0.0
+        share = variant.share * min(1.0, step / variant.warmup) if step > 0 else 0.0
         adam.param_groups[0]["lr"] = PEAK * share
         update(model, adam, noise(model, pool))
         total += share

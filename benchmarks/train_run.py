@@ -10,7 +10,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.2
-_END_SECONDS = 60.0
+_END_SECONDS = 40.0
 
 
 def train(

@@ -36,7 +36,7 @@ from rlpipe.shared.host_memory import used_bytes
 
 GUARDS = ("off", "selective", "every_call")
 _POLL_SECONDS = 0.5
-_END_SECONDS = 60.0
+_END_SECONDS = 40.0
 _LOG_LINES = 20
 _PHASES = (
     *("step", "rollout", "reward", "sleep_wake", "ref_logprob", "old_logprob", "advantage", "pack", "forward"),

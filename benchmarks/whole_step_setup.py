@@ -112,7 +112,12 @@ class Setup:
         options = self.options
         return {
             "base": str(PROJECT / "configs/recipes/dapo_math.yaml"),
-            "run": {"name": case.name, "iterations": options.iterations, "directory": str(self.folder)},
+            "run": {
+                "name": case.name,
+                "iterations": options.iterations,
+                "directory": str(self.folder),
+                "save_hf": "never",  # of many layers it takes a minute
+            },
             "model": {"path": policy},
             "data": {
                 "train": [{"name": "prompts", "path": str(self._prompts), "apply_chat_template": False}],
