@@ -138,6 +138,15 @@ def test_what_a_benchmark_printed_within_its_limit_is_kept_and_marked(
         record.run("missing", [], limit_seconds=60)
 
 
+def test_a_benchmark_has_time_to_print_when_its_run_had_to_be_killed(benchmarks):
+    """Both are interrupted at once, and each waits for what it started."""
+    import record
+    import train_run
+    import whole_step
+
+    assert max(train_run._END_SECONDS, whole_step._END_SECONDS) + 10 < record._END_SECONDS
+
+
 def test_of_a_suite_that_runs_pytest_twice_both_summaries_are_kept(benchmarks, monkeypatch, tmp_path):
     import record
 
