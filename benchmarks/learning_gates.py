@@ -53,7 +53,7 @@ def main() -> None:
     if unknown := sorted(set(options.gates) - set(gates)):
         sys.exit(f"unknown gates {', '.join(unknown)}: use {', '.join(gates)}")
     print(f"{'gate':14}{'seed':>5}{'accuracy':>10}{'reward':>8}  verdict", flush=True)
-    bad = defects = total = 0
+    bad = total = 0
     history = read_history()
     with tempfile.TemporaryDirectory() as folder:
         chosen = {name: gates[name] for name in options.gates or gates}
@@ -62,12 +62,13 @@ def main() -> None:
         if options.missing:
             tasks = [task for task in tasks if not is_known(task.gate, task.seed)]
         for task, run in runs_of(tasks, gates, options.jobs):
-            bad += judge(task, run, gates, history, options)
-            defects += bool(task.defect)
-            total += 1
+            is_bad = judge(task, run, gates, history, options)
+            if task.defect or not options.planted:  # others are there for the curve alone
+                bad += is_bad
+                total += 1
     if options.planted:
-        print(f"planted in gates: {defects - bad} of {defects} seen")
-    sys.exit(f"{bad} of {total} runs are not as they should be" if bad else 0)
+        print(f"planted in gates: {total - bad} of {total} seen")
+    sys.exit(f"{bad} of {total} runs are {'not red' if options.planted else 'red'}" if bad else 0)
 
 
 def judge(
