@@ -112,12 +112,7 @@ class Setup:
         options = self.options
         return {
             "base": str(PROJECT / "configs/recipes/dapo_math.yaml"),
-            "run": {
-                "name": case.name,
-                "iterations": options.iterations,
-                "directory": str(self.folder),
-                "save_hf": "never",  # of many layers it takes a minute
-            },
+            "run": {"name": case.name, "iterations": options.iterations, "directory": str(self.folder)},
             "model": {"path": policy},
             "data": {
                 "train": [{"name": "prompts", "path": str(self._prompts), "apply_chat_template": False}],
@@ -129,7 +124,7 @@ class Setup:
             "actor": self._actor(case),
             "reward": {"workers": 2},
             "ray": {"colocate": True},
-            "checkpoint": {"interval_iterations": 0},
+            "checkpoint": {"interval_iterations": 0, "save_hf": "never"},  # of many layers it takes a minute
             "trackers": {"tensorboard": False, "wandb": "off"},
         }
 
