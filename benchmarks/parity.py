@@ -11,7 +11,10 @@ here", with the reason. Exit code 1 where a difference is above what its rung al
 import argparse
 import asyncio
 import itertools
+import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +113,7 @@ def ladder(name: str, folder: Path) -> Iterator[Rung]:
         together = generate(pool, requests)
         samples = [sample_of(request, together[request.request_id]) for request in requests]
         reference = transformers_logprobs(policy, samples)
-        by_rounding_alone = differ_in_mean(transformers_logprobs(policy, samples, torch.bfloat16), reference)
+        by_rounding_alone = differ_in_mean(transformers_logprobs(policy, samples, "bfloat16"), reference)
         allowed = MORE_THAN_ROUNDING * by_rounding_alone
 
         def against(rung: str, other: Mapping[str, Generation], exact: float | None) -> Rung:
@@ -291,19 +294,20 @@ def actor_logprobs(samples: Sequence[Sample], config: Config, export_to: Path | 
     return {sample.sample_id: response_logprobs(sample, found[sample.sample_id]) for sample in samples}
 
 
-def transformers_logprobs(policy: Path, samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Logprobs:
-    """On the CPU, one sequence at a time."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=dtype, attn_implementation="eager").eval()
-    found = {}
-    for sample in samples:
-        ids = torch.tensor([sample.prompt.token_ids + sample.response_ids])
-        with torch.no_grad():
-            logits = model(ids, use_cache=False).logits[0, sample.prompt_tokens - 1 : -1]
-        wanted = torch.tensor(sample.response_ids)[:, None]
-        found[sample.sample_id] = torch.log_softmax(logits.float(), -1).gather(1, wanted)[:, 0].numpy()
-    return found
+def transformers_logprobs(policy: Path, samples: Sequence[Sample], dtype: str = "float32") -> Logprobs:
+    """On the CPU, by a process that sees no GPU: beside one, transformers takes kernels that need it where FLA is."""
+    sequences = [[*sample.prompt.token_ids, *sample.response_ids] for sample in samples]
+    asked = {"policy": str(policy), "dtype": dtype, "sequences": sequences}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("transformers_run.py"))],
+        input=json.dumps(asked),
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    rows = zip(samples, json.loads(done.stdout), strict=True)
+    return {sample.sample_id: np.array(row[-len(sample.response_ids) :], np.float32) for sample, row in rows}
 
 
 def _config(
