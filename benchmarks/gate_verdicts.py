@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, stdev
@@ -29,7 +29,10 @@ NO_BAND = "no band"
 
 @dataclass(frozen=True)
 class Gate:
-    """A row of gates.yaml. `settings`: overrides of `config`, those that all gates have in common first."""
+    """A row of gates.yaml. `settings`: overrides of `config`, those that all gates have in common first.
+
+    made_by: configuration and settings of the gate `start`, whose policy this one begins with.
+    """
 
     name: str
     config: str
@@ -37,10 +40,12 @@ class Gate:
     command: str = "train"
     start: str = ""
     curve_of: str = ""
+    made_by: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Of what decides its numbers: history of other settings does not count."""
-        return hashlib.sha256(json.dumps([self.config, self.settings, self.start]).encode()).hexdigest()[:12]
+        decides = [self.config, self.settings, self.start, *([self.made_by] if self.made_by else [])]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,9 @@ def read_gates(file: Path = GATES) -> dict[str, Gate]:
     for name, row in tree["gates"].items():
         row = {"config": DEMO, "settings": [], **(row or {})}
         found[name] = Gate(name=name, **{**row, "settings": (*tree["common"], *row["settings"])})
-    return found
+    starts = {name: found[gate.start] for name, gate in found.items() if gate.start}
+    made = {name: replace(found[name], made_by=(start.config, *start.settings)) for name, start in starts.items()}
+    return found | made
 
 
 def read_history(file: Path = HISTORY) -> list[Run]:

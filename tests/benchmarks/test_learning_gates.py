@@ -9,6 +9,7 @@ from subprocess import CalledProcessError
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from rlpipe.config.load import load_config
 
@@ -289,3 +290,19 @@ def test_history_is_read_as_it_was_written(gates, tmp_path):
     (tmp_path / "h.jsonl").write_text(json.dumps(asdict(run)) + "\n")
     assert gates.read_history(tmp_path / "h.jsonl") == [run]
     assert gates.read_history(tmp_path / "none.jsonl") == []
+
+
+def test_history_of_another_start_does_not_count(gates, tmp_path):
+    """A policy that began otherwise learns otherwise, whatever its own settings are."""
+    rows = {
+        "common": ["seed=0"],
+        "gates": {"start": {"command": "sft"}, "first": {"start": "start"}, "alone": {}},
+    }
+    file = tmp_path / "gates.yaml"
+    file.write_text(yaml.safe_dump(rows))
+    before = gates.read_gates(file)
+    rows["gates"]["start"]["settings"] = ["run.iterations=2"]
+    file.write_text(yaml.safe_dump(rows))
+    after = gates.read_gates(file)
+    same = {name for name, gate in before.items() if gate.digest() == after[name].digest()}
+    assert same == {"alone"}
