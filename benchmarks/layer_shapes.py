@@ -32,16 +32,23 @@ def hybrid_config(layers: int, vocabulary: int, tiny: bool) -> dict[str, Any]:
 
     Every fourth layer is softmax attention, the others Gated DeltaNet. tiny: small widths, so that a CPU runs it.
     """
-    config = dict(json.loads(_CONFIG.read_text())["text_config"])
+    config = text_model(json.loads(_CONFIG.read_text()))
     config |= {
-        "architectures": ["Qwen3_5MoeForCausalLM"],
         "num_hidden_layers": layers,
         "layer_types": config["layer_types"][:layers],
         "vocab_size": vocabulary,
         "eos_token_id": vocabulary - 1,
-        "tie_word_embeddings": False,
     }
     return config | _TINY if tiny else config
+
+
+def text_model(config: dict[str, Any]) -> dict[str, Any]:
+    """`config.json` of the text model alone, of one that sees pictures too."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    names = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in config["architectures"]]
+    return {**text, "architectures": names, "tie_word_embeddings": config["tie_word_embeddings"]}
 
 
 def qwen3_config(tiny: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from layer_shapes import hybrid_config
+from layer_shapes import hybrid_config, text_model
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
@@ -61,8 +61,7 @@ class Setup:
     def shape(self, layers: int) -> dict[str, Any]:
         """config.json of the policy."""
         if self.options.model:
-            config: dict[str, Any] = json.loads((MODELS / self.options.model / "config.json").read_text())
-            return config
+            return text_model(json.loads((MODELS / self.options.model / "config.json").read_text()))
         return hybrid_config(layers, self.options.vocabulary, self.options.tiny)
 
     def layers(self, cases: list[Case]) -> int:

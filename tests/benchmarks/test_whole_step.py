@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlpipe.estimate.memory import load_model
+
 PROJECT = Path(__file__).resolve().parents[2]
 SECONDS = 600
 TINY = "--tiny --vocabulary 320 --response-tokens 12 --prompts 2 --samples 2 --iterations 500 --kl"
@@ -44,3 +46,22 @@ def test_a_run_that_is_cut_off_leaves_its_iterations_beside_the_plan(tmp_path):
     assert start["engine_import"] > 0 and f"start, s: inputs {start['inputs']:.1f}, " in printed
     for phase in ("rollout", "ref_logprob", "optimizer", "step"):
         assert run["planned"][phase] > 0 and f"\n{phase} s" in printed
+
+
+@pytest.mark.parametrize("model", sorted(path.name for path in (PROJECT / "configs" / "models").iterdir()))
+def test_every_bundled_model_has_its_text_model_planned_whole(tmp_path, monkeypatch, model):
+    """Of one that sees pictures too, sizes stand one level deeper in its `config.json`."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    monkeypatch.setattr("sys.argv", ["whole_step.py", "--model", model, "--response-tokens", "64"])
+    from whole_step import arguments
+    from whole_step_setup import Case, Setup
+
+    options = arguments()
+    setup = Setup(options, tmp_path, options.here)
+    case = Case(64, "off", "torch", 0)
+    layers = setup.layers([case])
+    (tmp_path / "config.json").write_text(json.dumps(setup.shape(layers)))
+    planned = setup.plan(setup.write_configuration(case, str(tmp_path)))
+    whole = load_model(model)
+    assert layers == len(planned.model.shape.layers) == len(whole.shape.layers)
+    assert planned.model.parameters == whole.parameters
