@@ -49,10 +49,10 @@ GATE_DEFECTS = (
     ),
     _in_gate(
         "hybrid",
-        "a warm-up ten times as long",
-        "actor/schedule.py",
-        "    if step < options.warmup_steps:\n        return peak * (step + 1) / options.warmup_steps",
-        "    if step < 10 * options.warmup_steps:\n        return peak * (step + 1) / (10 * options.warmup_steps)",
+        "ten times the learning rate",
+        "actor/optimizer.py",
+        'group["lr"] = self.learning_rate * group["lr_mult"]',
+        'group["lr"] = 10 * self.learning_rate * group["lr_mult"]',
     ),
     _in_gate(
         "arithmetic",
