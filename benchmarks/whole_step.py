@@ -6,6 +6,7 @@ The policy has the shape of Qwen3.5-35B-A3B, its first layers only, and random w
     python benchmarks/whole_step.py --layers 8 --lora 0,32 --response-tokens 2048      full training and adapters
     python benchmarks/whole_step.py --model Qwen3-8B --lora 32 --response-tokens 2048
     python benchmarks/whole_step.py --gpus 2 --tensor 2 --sequence --kl
+    python benchmarks/whole_step.py --model Qwen3.5-35B-A3B --tensor 2 --sequence --context 2 --expert 4     four GPUs
     python benchmarks/whole_step.py --table --gpus 2 --expert 2        guard x Gated DeltaNet kernel, one row each
     python benchmarks/whole_step.py --tiny --vocabulary 320 --response-tokens 16 --prompts 2 --samples 2      a CPU
 
