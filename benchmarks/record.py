@@ -3,7 +3,7 @@
     python benchmarks/record.py packing "actor_layers --profile" ...     run, keep, and render docs/performance.md
     python benchmarks/record.py gpu_kernels                              the same for a suite of tests
     python benchmarks/record.py --limit-seconds 400 long_context         keep what is printed by then, and say so
-    python benchmarks/record.py                                          render the page again
+    python benchmarks/record.py                                          render all pages that tell of records again
     python benchmarks/record.py --check [NAME ...]                       run again what such a machine has recorded and
                                                                          compare (benchmarks/compare_records.py)
     python benchmarks/record.py --cards                                  note for cards that are new what their code was
@@ -99,6 +99,8 @@ def main() -> None:
         for file in sorted(RESULTS.glob("*.json")):
             write_record(with_code_of_cards(read_record(file), at_its_commit=True), RESULTS)
     PAGE.write_text(page([read_record(file) for file in sorted(RESULTS.glob("*.json"))]))
+    # Cards tell of records too: a suite that looks at pages would fail in the next part.
+    subprocess.run([sys.executable, "scripts/generate_docs.py"], cwd=PROJECT, check=True)
 
 
 def run(name: str, arguments: list[str], limit_seconds: float | None = None) -> Record:
