@@ -127,8 +127,8 @@ def _report(case: Case) -> None:
 
 
 def _run(case: Case, rank: int, everybody: Any, answers: Any) -> None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible[rank] if rank < len(visible) and visible[0] else str(rank)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank) if visible is None else ",".join(visible.split(",")[rank : rank + 1])
     os.environ |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
     is_sender = rank < case.senders

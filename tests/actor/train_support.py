@@ -122,7 +122,7 @@ def _run(rank: int, count: int, ports: Any, answers: Any, leaving: Any, call: by
     os.environ["OMP_NUM_THREADS"] = "1"
     faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _show_one_gpu(rank)
+    show_one_gpu(rank)
     try:
         import torch
 
@@ -158,10 +158,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _show_one_gpu(rank: int) -> None:
-    """As Ray does for the actor's processes; means nothing where there are no GPUs."""
-    shown = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    os.environ["CUDA_VISIBLE_DEVICES"] = shown[rank] if rank < len(shown) else str(rank)
+def show_one_gpu(rank: int) -> None:
+    """As Ray does for the actor's processes: of the GPUs that are visible here, and of those of the machine where
+    nothing says which are; means nothing where there are no GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = [str(rank)] if visible is None else visible.split(",")[rank : rank + 1]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
 
 
 def in_train_worker(rank: int, count: int, name: str, *arguments: Any) -> Any:
