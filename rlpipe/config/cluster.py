@@ -80,9 +80,13 @@ class SpeedsConfig(Section):
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
-    exchanging_share: float = Field(0.7, gt=0, le=1)
-    """Of that, where ranks exchange activations (TP, CP, EP or PP above 1): measured with two GPUs that share sequences
-    and experts, for other layouts an assumption."""
+    exchange_share_of_link: float = Field(0.7, gt=0, le=1)
+    """Of the link between GPUs, activations that ranks send each other (TP, CP, EP and PP above 1)."""
+
+    split_layer_seconds: float = Field(0.0045, ge=0)
+    """What a pass over a pack takes longer in each layer for every doubling of TP x CP, beside the bytes: its kernels
+    are shorter and more, and ranks wait for one another. With `exchange_share_of_link` fitted to the recorded runs of
+    two and four GPUs."""
 
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
@@ -116,6 +120,13 @@ class SpeedsConfig(Section):
 
     weight_buffers_gigabytes_per_second: float = Field(420, gt=0)
     """Weights that pass through buffers in the memory of a shared GPU."""
+
+    gathering_share_of_link: float = Field(0.4, gt=0, le=1)
+    """Of the link between GPUs, weights that several processes gather for engines on their own GPUs."""
+
+    streaming_share_of_host_link: float = Field(0.45, gt=0, le=1)
+    """Of the link between host and GPU, optimizer states that go both ways on several GPUs of a node at once: 20 and
+    22 GB/s where one GPU alone reaches 50."""
 
     weight_sync_share_of_link: float = Field(0.68, gt=0, le=1)
     """Of the link between two GPUs, weights sent to separate engines."""

@@ -31,6 +31,7 @@ _CUDA_CONTEXT = 4_500_000_000  # of one process: context, loaded kernels, fragme
 # benchmarks/results/whole_step_table.cuda2.json: 8.7 GB beside the actor's tensors, where those of one GPU have 4.7 to
 # 6.7.
 _EXCHANGING_GROUPS = 2_500_000_000
+_TENSOR_GROUPS = 1_000_000_000  # with TP too, as in whole_step_table.cuda4.json and whole_step_35b.cuda4.json
 _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLang outside of its static share
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
@@ -188,11 +189,25 @@ def build_bytes(config: Config, model: Model) -> int:
 
 def kept_state_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
     """Of the optimizer's states in host memory, what stays on a GPU beside the passes because there is room, so that it
-    need not be fetched: no part of what a run needs."""
+    need not be fetched: no part of what a run needs. In whole slots, of which the last ones are not full."""
     limit = config.actor.optimizer.device_cache_gigabytes
     taken = sum(memory.actor.values()) + _engine_bytes_beside_passes(config, cluster, memory) + STATES_RESERVE_BYTES
     room = cluster.node.gpu_memory_gigabytes * 1e9 - taken
-    return int(max(0.0, min(offloaded_bytes(config, model, cluster), room, math.inf if limit is None else limit * 1e9)))
+    room = max(0.0, min(room, math.inf if limit is None else limit * 1e9))
+    kept = 0.0
+    for elements, count in _slots(config, model) if cluster.gpus else ():
+        size = elements * _state_bytes(config)
+        kept += min(count, (room - kept) // size) * size
+    return int(kept)
+
+
+def _slots(config: Config, model: Model) -> list[tuple[float, int]]:
+    """Of each half of the optimizer, all but experts and experts: elements of a slot of device memory, and how many
+    slots hold all of its states. One is for what has no weight decay, as little as that is, and is counted for all but
+    experts."""
+    shards = [shard * _offloaded(config) for shard in _optimizer_shards(config, model)]
+    sizes = [(min(shard, SLOT_ELEMENTS), shard) for shard in shards]
+    return [(size, math.ceil(shard / size) + (half == 0)) for half, (size, shard) in enumerate(sizes) if size > 0]
 
 
 def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
@@ -256,7 +271,9 @@ def _engine_bytes_beside_passes(config: Config, cluster: ClusterConfig, memory: 
 
 def _context_bytes(config: Config) -> int:
     """Of a process of the actor on a GPU, beside its tensors."""
-    return _CUDA_CONTEXT + (_EXCHANGING_GROUPS if config.actor.parallel.exchanges_activations else 0)
+    parallel = config.actor.parallel
+    groups = _EXCHANGING_GROUPS if parallel.exchanges_activations else 0
+    return _CUDA_CONTEXT + groups + (_TENSOR_GROUPS if parallel.tensor > 1 else 0)
 
 
 def _offloaded(config: Config) -> float:

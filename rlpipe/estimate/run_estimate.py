@@ -21,6 +21,7 @@ _GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
 _HOST_SHARE = 0.95
 _ROOMY_SHARE = 0.9  # of these limits, up to which `auto` goes: bytes are planned within 10 %
 _NEAR_FASTEST = 1.02
+_AGAIN = 1.1  # what computing layers again has to save: that it costs is sure, and what larger packs save is fitted
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,13 @@ def _with_actor_choice(config: Config, model: Model, cluster: ClusterConfig, res
     concerned = [name for name, count in Counter(name for name, _ in sizes).items() if count > 1]
     fitting = [one for one in plans if one.within(_ROOMY_SHARE, concerned)]
     fitting = fitting or [one for one in plans if one.within(1.0, concerned)]
-    fastest = min((one.seconds["forward_backward"] for one in fitting), default=0.0)
-    near = [one for one in fitting if one.seconds["forward_backward"] <= fastest * _NEAR_FASTEST] or plans
+    fastest = min((_judged_seconds(one) for one in fitting), default=0.0)
+    near = [one for one in fitting if _judged_seconds(one) <= fastest * _NEAR_FASTEST] or plans
     return min(near, key=lambda one: sum(one.memory.actor.values()))
+
+
+def _judged_seconds(one: Plan) -> float:
+    return one.seconds["forward_backward"] * (_AGAIN if one.config.actor.recompute.chosen == "full" else 1.0)
 
 
 def _plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
+from rlpipe.estimate.exchanges import exchange_seconds
 from rlpipe.estimate.memory import (
     ENGINE_STAYS,
     Memory,
@@ -67,11 +68,13 @@ def plan_seconds(
 ) -> Mapping[str, float]:
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
-    busy, exchanging = _busy_share(config, lengths), _exchanging_share(config, cluster)
+    busy = _busy_share(config, lengths)
     training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
     training += _adapter_seconds(config, model, cluster, lengths)
+    passes = 3 if config.actor.recompute.chosen == "full" else 2
+    exchanging = _exchange_seconds(config, model, cluster, lengths)
     seconds = {
-        "forward_backward": training / (config.actor.processes * exchanging * busy),
+        "forward_backward": (training / config.actor.processes + passes * exchanging) / busy,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
     }
     if config.sft:
@@ -92,15 +95,9 @@ def plan_seconds(
 
 
 def _forward_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
-    """Of a forward pass over all sequences, when no rank waits.
-
-    Backward passes send what forward passes send, and compute twice as much: of what exchanges cost a training step
-    that computes nothing again, a forward pass has the half.
-    """
-    forward = _forward_work(model, lengths.sequence_tokens, lengths.samples)
-    training = _executed_work(model, cluster, lengths, Recompute("none", frozenset()))
-    exchanging = (1 / _exchanging_share(config, cluster) - 1) / 2 * _device_seconds(training, config, model, cluster)
-    return (_device_seconds(forward, config, model, cluster) + exchanging) / config.actor.processes
+    """Of a forward pass over all sequences, when no rank waits for the fullest."""
+    forward = _device_seconds(_forward_work(model, lengths.sequence_tokens, lengths.samples), config, model, cluster)
+    return forward / config.actor.processes + _exchange_seconds(config, model, cluster, lengths)
 
 
 def _adapter_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
@@ -162,19 +159,36 @@ def _work(flops: Callable[[int], int], tokens: int, sequences: int) -> Work:
 def _busy_share(config: Config, lengths: Lengths) -> float:
     """Of the actor's processes: the others wait for the fullest rank, and where stages of a pipeline fill and drain
     (arXiv 2104.04473, section 2.2)."""
-    parallel = config.actor.parallel
-    ranks = config.actor.processes // (parallel.tensor * parallel.pipeline * parallel.context)
-    own = -(-lengths.samples // ranks)
-    packs = max(1.0, own * lengths.sequence_tokens / (config.actor.pack_tokens * parallel.context))
-    packs /= config.algorithm.updates_per_iteration
+    parallel, shares = config.actor.parallel, _Shares.of(config, lengths)
+    packs = max(1.0, shares.packs) / config.algorithm.updates_per_iteration
     filling = (parallel.pipeline - 1) / (parallel.virtual_pipeline or 1)
-    return lengths.samples / (ranks * own) * packs / (packs + filling)
+    return lengths.samples / (shares.ranks * shares.samples) * packs / (packs + filling)
 
 
-def _exchanging_share(config: Config, cluster: ClusterConfig) -> float:
-    """Of the speed of forward and backward passes, what is left where ranks exchange activations."""
-    exchanging = cluster.gpus and config.actor.parallel.exchanges_activations
-    return cluster.speeds.exchanging_share if exchanging else 1.0
+@dataclass(frozen=True)
+class _Shares:
+    """Data ranks, and of the fullest: samples, packs, and tokens of one of its context ranks."""
+
+    ranks: int
+    samples: int
+    packs: float
+    tokens: float
+
+    @classmethod
+    def of(cls, config: Config, lengths: Lengths) -> "_Shares":
+        parallel = config.actor.parallel
+        ranks = config.actor.processes // (parallel.tensor * parallel.pipeline * parallel.context)
+        samples = -(-lengths.samples // ranks)
+        tokens = samples * lengths.sequence_tokens / parallel.context
+        return cls(ranks, samples, tokens / config.actor.pack_tokens, tokens)
+
+
+def _exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Of a forward pass over all sequences, when no rank waits for the fullest."""
+    shares = _Shares.of(config, lengths)
+    even = lengths.samples / (shares.ranks * shares.samples)
+    packs = max(float(config.algorithm.updates_per_iteration), shares.packs)
+    return even * exchange_seconds(config, model.shape, cluster, shares.tokens, packs)
 
 
 def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterConfig) -> float:
@@ -215,7 +229,8 @@ def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, mem
     beside_engines = max(0.0, room_beside_engines(config, cluster, memory) - memory.actor["parameters"])
     beside_passes = kept_state_bytes(config, model, cluster, memory)
     moved = max(0.0, offloaded - min(beside_engines, beside_passes))
-    transfer = moved / (cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+    alone = 1 if min(actor.processes, cluster.node.gpus) == 1 else speeds.streaming_share_of_host_link
+    transfer = moved / (alone * cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
     return transfer + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 
@@ -238,7 +253,8 @@ def _sleep_wake_seconds(config: Config, model: Model, cluster: ClusterConfig, me
 
 def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float:
     """All weights, or adapters where they go alone, come over one link to each GPU of an engine, however many
-    processes send, or pass through the memory of each GPU that actor and engine share."""
+    processes send, or pass through the memory of each GPU that actor and engine share, after ranks have gathered
+    them."""
     if config.weight_sync.adapters == "alone":
         size = model.trained * _PARAMETER_BYTES
     else:
@@ -247,8 +263,10 @@ def _sync_seconds(config: Config, model: Model, cluster: ClusterConfig) -> float
     speeds, network = cluster.speeds, cluster.network
     if not cluster.gpus:
         speed = speeds.gloo_gigabytes_per_second
-    elif config.ray.colocate:
+    elif config.ray.colocate and config.actor.processes == 1:
         speed = speeds.weight_buffers_gigabytes_per_second
+    elif config.ray.colocate:
+        speed = speeds.gathering_share_of_link * network.gpu_to_gpu_gigabytes_per_second
     else:
         speed = network.gpu_to_gpu_gigabytes_per_second
         if cluster.nodes > 1:

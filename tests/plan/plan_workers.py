@@ -2,12 +2,15 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from plan_models import LENGTHS
 from torch.autograd.graph import saved_tensors_hooks
 
+from actor.collectives.interception import Method, listen
+from actor.collectives.operations import OPERATIONS, message_bytes
 from actor.distributed import start_model_parallel
 from actor.trainer import Trainer, TrainerOptions
 from rlpipe.config.actor import ActorConfig
@@ -119,3 +122,39 @@ def _status(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"no {name}")
+
+
+def sent_in_a_forward_pass(rank: int, count: int, paths: list[Path], actor: ActorConfig) -> list[float]:
+    """Bytes that this rank sends others in a forward pass over one pack, for each model."""
+    start_model_parallel(actor, seed=3)
+    sent = SentBytes()
+    found = []
+    for path in paths:
+        trainer = _trainer(path, actor)
+        leave = listen(sent)
+        trainer.logprobs([_pack(actor.max_tokens_per_gpu * actor.parallel.context)], "policy")
+        leave()
+        found.append(sent.take())
+    return found
+
+
+class SentBytes:
+    """Bytes of all operations, as a ring sends them."""
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+
+    def around(self, operation: str, call: Method) -> Method:
+        if operation not in OPERATIONS:
+            return call
+
+        def counted(group: Any, *arguments: Any, **keywords: Any) -> Any:
+            size = message_bytes([*arguments, *keywords.values()])
+            self._bytes += (2 if operation == "all_reduce" else 1) * size * (group.size() - 1) / group.size()
+            return call(group, *arguments, **keywords)
+
+        return counted
+
+    def take(self) -> float:
+        taken, self._bytes = self._bytes, 0.0
+        return taken
