@@ -26,18 +26,18 @@ import torch.distributed as dist
 from device_timing import best_seconds, copied_bytes_per_second
 from kernel_groups import kernel_times, print_groups
 from layer_floors import layer_floors
+from layer_passes import lengths_of, policy_layers
 from layer_shapes import hybrid_config, random_pack
 
 from actor.device import compute_device, device_name, synchronize
 from actor.distributed import join_processes, leave, start_model_parallel
 from actor.layers.packed import PackInputs, pack_to_device
-from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel
 from actor.runtime import install_megatron_runtime
 from rlpipe.config.actor import ActorConfig
 from rlpipe.flops import Part, model_flops
 from rlpipe.jit_monitor import JitMonitor
-from rlpipe.model.model_reader import describe_model, trainable_model
+from rlpipe.model.model_reader import describe_model
 
 _LAYERS = 8
 _VOCABULARY = 1024  # only embeddings depend on it
@@ -79,7 +79,7 @@ def main() -> None:
     actor = ActorConfig(dtype=sizes.dtype, gdn_backend=options.backend, threads=1)
     start_model_parallel(actor, seed=0)
     config = hybrid_config(_LAYERS, _VOCABULARY, sizes.tiny)
-    policy = _policy(config, actor)
+    policy = policy_layers(config, actor)
     shape = describe_model(config).shape
     ceiling = _ceiling_tflops(sizes)
     copied = copied_bytes_per_second()
@@ -89,7 +89,7 @@ def main() -> None:
     print(f"Gated DeltaNet on {_gdn_backend(policy)}; element-wise functions {'compiled' if compiled else 'eager'}")
     print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product), copying {copied / 1e12:.2f} TB/s")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
-    for lengths in _lengths(options.packs or sizes.packs):
+    for lengths in lengths_of(options.packs or sizes.packs):
         inputs = pack_to_device(random_pack(lengths, _VOCABULARY), compute_device())
         flops = model_flops(shape, lengths)
         layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
@@ -115,26 +115,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _policy(config: dict, actor: ActorConfig) -> PolicyModel:
-    (policy,) = build_model(trainable_model(config), actor)
-    generator = torch.Generator(compute_device()).manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if name.endswith("A_log"):
-                parameter.uniform_(1, 16, generator=generator).log_()
-            elif parameter.ndim > 1:
-                parameter.normal_(std=0.02, generator=generator)
-    return policy
-
-
 def _gdn_backend(policy: PolicyModel) -> str:
     return policy.decoder.layers[0].self_attention.kernels.backend
-
-
-def _lengths(packs: str) -> list[tuple[int, ...]]:
-    """`4x2048,1x8192` -> [(2048, 2048, 2048, 2048), (8192,)]."""
-    counts = [pack.split("x") for pack in packs.split(",")]
-    return [(int(tokens),) * int(sequences) for sequences, tokens in counts]
 
 
 def _pass(policy: PolicyModel, inputs: PackInputs) -> None:

@@ -2,10 +2,11 @@
 
 import gzip
 import json
+import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 GROUPS = (
+    ("exchanges", r"nccl|^c10d::"),
     ("quantisation", r"group_quant|quant_fp8|quant_8bit"),
     ("compiled element-wise", r"^triton_(poi|red|per)_|^_swiglu_gradient"),
     ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
@@ -35,6 +37,7 @@ GROUPS = (
 """Kinds of kernels and the pattern of their names; the first that matches counts. `kernel_kernel` is TileLang's, which
 Gated DeltaNet alone uses."""
 
+_EXCHANGES = "exchanges"
 _TRACE_SECONDS = 60.0
 _DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -48,15 +51,45 @@ class KernelTime:
     calls: int
 
 
-def kernel_times(call: Callable[[], object]) -> list[KernelTime]:
+@dataclass(frozen=True)
+class Profile:
+    """Kernels of a call, and seconds in which any of them runs that exchanges nothing with other processes; of
+    operators on a machine without a GPU, whose seconds add up."""
+
+    times: list[KernelTime]
+    busy_seconds: float
+
+
+def profiled(call: Callable[[], object]) -> Profile:
     """The device's kernels of `call`, which must end with a synchronization; operators on a machine without a GPU."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         call()
     events = [event for event in recorded.key_averages() if not event.key.startswith("autograd::")]
     kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-    if kernels:
-        return [KernelTime(event.key, event.self_device_time_total / 1e6, event.count) for event in kernels]
-    return [KernelTime(event.key, event.self_cpu_time_total / 1e6, event.count) for event in events]
+    if not kernels:
+        times = [KernelTime(event.key, event.self_cpu_time_total / 1e6, event.count) for event in events]
+        return Profile(times, sum(one.seconds for one in times if group_of(one.name) != _EXCHANGES))
+    spans = [
+        (event.time_range.start, event.time_range.end)
+        for event in recorded.events()
+        if event.device_type == DeviceType.CUDA and group_of(event.name) != _EXCHANGES
+    ]
+    times = [KernelTime(event.key, event.self_device_time_total / 1e6, event.count) for event in kernels]
+    return Profile(times, covered(spans) / 1e6)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of `spans`, each (start, end)."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def kernel_times(call: Callable[[], object]) -> list[KernelTime]:
+    """`times` of `profiled`."""
+    return profiled(call).times
 
 
 def trace_times(path: Path) -> tuple[list[KernelTime], float]:

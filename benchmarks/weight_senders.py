@@ -10,7 +10,6 @@ do: into memory of the tensors' own. Both ways take turns, and both have to brin
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from gpu_processes import show_gpu
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.layout import ActorLayout
@@ -127,9 +127,7 @@ def _report(case: Case) -> None:
 
 
 def _run(case: Case, rank: int, everybody: Any, answers: Any) -> None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank) if visible is None else ",".join(visible.split(",")[rank : rank + 1])
-    os.environ |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+    show_gpu(rank)
     torch.set_num_threads(1)
     is_sender = rank < case.senders
     try:

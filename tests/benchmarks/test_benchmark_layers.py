@@ -32,6 +32,33 @@ def test_it_reports_each_pack_and_where_the_time_went():
     assert "Gated DeltaNet on torch" in answer.stdout and "dense GEMM" in answer.stdout
 
 
+@pytest.mark.slow
+def test_split_layers_are_compared_with_whole_ones():
+    command = ["--layouts", "1", "TP2", "CP2 EP2", "--layers", "4", "--packs", "2x16", "--rounds", "1"]
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "benchmarks/split_layers.py", *command],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert answer.returncode == 0, answer.stderr
+    rows = {line[:14].strip(): [float(cell) for cell in line[14:].split()] for line in answer.stdout.splitlines()[2:]}
+    assert rows.keys() == {"1", "TP2", "CP2 EP2"}
+    for layout, (processes, tokens, *milliseconds, _) in rows.items():
+        whole, launched, exchanges, kernels = (sum(milliseconds[start : start + 2]) for start in (0, 2, 4, 6))
+        assert (processes, tokens) == (1 if layout == "1" else 2, 32)
+        assert 0 < launched <= whole and kernels > 0
+        assert (exchanges > 0) == (layout != "1") and exchanges <= whole
+
+
+def test_time_that_kernels_share_counts_once(_benchmarks):
+    from kernel_groups import covered
+
+    assert covered([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)]) == 5.0
+    assert covered([]) == 0.0
+
+
 @pytest.mark.parametrize(
     ("kernel", "group"),
     [
@@ -47,6 +74,7 @@ def test_it_reports_each_pack_and_where_the_time_went():
         ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
         ("triton_red_fused__to_copy_add_mean_mul_rsqrt_0", "compiled element-wise"),
         ("void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor", "element-wise and sums"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "exchanges"),
         ("something new", "other"),
     ],
 )
