@@ -59,6 +59,7 @@ class Row:
 ROWS = [
     *(Row(f"{phase} s", f"time/{phase}_seconds", phase) for phase in _PHASES),
     Row("passes and exchange s", "forward_backward", "forward_backward"),
+    Row("tokens/s/GPU, whole step", "perf/tokens_per_gpu_per_second", form=",.0f"),
     Row("rollout tokens/s", "perf/rollout_tokens_per_second", "rollout_tokens_per_second", form=",.0f"),
     Row("rollout tokens/s/GPU", "perf/rollout_tokens_per_gpu_per_second", form=",.0f"),
     Row("tokens of a response", "rollout/response_tokens_mean", form=",.0f"),

@@ -240,6 +240,11 @@ _DECLARED = [
         "response tokens over the rollout phase and the devices of all engines",
     ),
     Metric("perf/trained_tokens", "tokens", "prompt and response tokens of the update"),
+    Metric(
+        "perf/tokens_per_gpu_per_second",
+        "tokens/second",
+        "trained tokens over the whole step and all GPUs of the run; on CPUs over processes of actor and engines",
+    ),
     Metric("perf/actor_train_seconds", "seconds", "the training call"),
     Metric("perf/train_seconds", "seconds", "log-probability passes, advantages, packs and the training call"),
     Metric("perf/actor_tokens_per_second", "tokens/second", "trained tokens over the training call, the whole job"),

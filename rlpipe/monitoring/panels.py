@@ -96,6 +96,7 @@ GROUPS = (
     Group(
         "Speed",
         (
+            Panel("tokens per second and GPU, of the whole step", ("perf/tokens_per_gpu_per_second",)),
             Panel("rollout tokens per second", ("perf/rollout_tokens_per_second",)),
             Panel("rollout tokens per second and GPU", ("perf/rollout_tokens_per_gpu_per_second",)),
             Panel("tokens per second of each engine", ("perf/rollout_engine_{engine}_tokens_per_second",)),

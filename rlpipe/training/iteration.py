@@ -16,8 +16,10 @@ _ACTOR_PHASES = ("ref_logprob", "old_logprob", *TRAINING_PARTS)
 class IterationRecord:
     """Collects what belongs to iteration `number`. Its time starts where the one before ended."""
 
-    def __init__(self, number: int, start_seconds: float, console: Console) -> None:
+    def __init__(self, number: int, start_seconds: float, console: Console, devices: int = 1) -> None:
+        """devices: all that the run uses, by which its tokens are divided."""
         self.number = number
+        self._devices = devices
         self.metrics: dict[str, float] = {}
         self.sample_rows: list[dict[str, object]] = []
         self.transcripts: list[dict[str, object]] = []
@@ -73,6 +75,9 @@ class IterationRecord:
                 "perf/actor_idle_share": 1.0 - self.seconds(*_ACTOR_PHASES) / step,
             }
         )
+        if "perf/trained_tokens" in self.metrics:
+            rate = self.metrics["perf/trained_tokens"] / step / self._devices
+            self.add({"perf/tokens_per_gpu_per_second": rate})
         if "perf/jit_seconds" in self.metrics:
             # Threads and processes compile at the same time, so what they report may exceed the step.
             self.add({"perf/step_excluding_jit_seconds": max(0.0, step - self.metrics["perf/jit_seconds"])})
@@ -82,17 +87,20 @@ class IterationRecord:
 class IterationLog:
     """Hands out records whose times touch, and logs each when it ends."""
 
-    def __init__(self, trackers: Trackers, console: Console, first_metrics: Mapping[str, float] | None = None) -> None:
-        """first_metrics: belong to the start and are logged with the first record."""
+    def __init__(
+        self, trackers: Trackers, console: Console, devices: int, first_metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """devices: see `IterationRecord`. first_metrics: belong to the start and are logged with the first record."""
         self._trackers = trackers
         self._console = console
+        self._devices = devices
         self._first_metrics = first_metrics or {}
         self._end_seconds = time.perf_counter()
 
     @contextmanager
     def iteration(self, number: int) -> Iterator[IterationRecord]:
         """The record of iteration `number`; writing the row before counts as this one's phase `tracking`."""
-        record = IterationRecord(number, self._end_seconds, self._console)
+        record = IterationRecord(number, self._end_seconds, self._console, self._devices)
         record.add(self._first_metrics)
         self._first_metrics = {}
         with record.until_finished:

@@ -204,7 +204,12 @@ def open_session(run: Run) -> Iterator[Session]:
             config=config,
             directory=directory,
             console=console,
-            log=IterationLog(trackers, console, clock.metrics() | {"fault/actor_restarts_count": float(run.restarts)}),
+            log=IterationLog(
+                trackers,
+                console,
+                config.needed_gpus,
+                clock.metrics() | {"fault/actor_restarts_count": float(run.restarts)},
+            ),
             prompt_set=run.inputs.training,
             pool=pool,
             actor=actor,

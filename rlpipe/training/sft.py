@@ -219,7 +219,7 @@ def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
             config=config,
             settings=run.settings,
             directory=directory,
-            log=IterationLog(trackers, console),
+            log=IterationLog(trackers, console, config.needed_gpus),
             actor=actor,
             examples=examples,
             policies=PolicyFolders(config, directory, actor),

@@ -27,7 +27,7 @@ class _Recorder:
 
 def test_phases_and_the_rest_add_up_to_the_iteration():
     recorder = _Recorder()
-    log = IterationLog(Trackers([recorder]), Console(2))
+    log = IterationLog(Trackers([recorder]), Console(2), devices=4)
     for number in (1, 2):
         with log.iteration(number) as step:
             with step.phase("rollout"):
@@ -47,27 +47,30 @@ def test_phases_and_the_rest_add_up_to_the_iteration():
 
 
 def test_an_iteration_begins_where_the_one_before_ended_and_its_rest_is_told_as_shares():
-    record = IterationRecord(1, time.perf_counter() - 1000.0, Console(1))  # since then the row before was written
+    # The row before was written since then.
+    record = IterationRecord(1, time.perf_counter() - 1000.0, Console(1), devices=4)
     for phase, parts in (("train", {"forward": 300.0, "backward": 200.0}), ("rollout", {"rollout": 250.0})):
         with record.phase(phase):
             pass
         record.split(phase, parts, rest="train_other")
-    record.add({"perf/jit_seconds": 400.0})
+    record.add({"perf/jit_seconds": 400.0, "perf/trained_tokens": 2e6})
     record.finish()
     assert [record.metrics[f"time/{one}_seconds"] for one in ("tracking", "step")] == pytest.approx(
         [1000, 1000], rel=0.01
     )
     shares = {"time/unaccounted_share": -0.75, "perf/actor_idle_share": 0.5, "perf/step_excluding_jit_seconds": 600.0}
+    shares |= {"perf/tokens_per_gpu_per_second": 500.0}
     assert {name: record.metrics[name] for name in shares} == pytest.approx(shares, rel=0.02)
     other = IterationRecord(2, time.perf_counter() - 1.0, Console(2))
     other.add({"perf/jit_seconds": 40.0})  # of several processes at the same time
     other.finish()
     assert other.metrics["perf/step_excluding_jit_seconds"] == 0
+    assert "perf/tokens_per_gpu_per_second" not in other.metrics  # nothing was trained
 
 
 def test_what_belongs_to_the_start_is_in_the_first_row_and_samples_are_logged_after_theirs():
     recorder = _Recorder()
-    log = IterationLog(Trackers([recorder]), Console(2), {"start/ray_seconds": 3.0})
+    log = IterationLog(Trackers([recorder]), Console(2), 4, {"start/ray_seconds": 3.0})
     for number in (1, 2):
         with log.iteration(number) as step:
             step.sample_rows += [{"sample": number}] * (number - 1)

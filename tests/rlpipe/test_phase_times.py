@@ -149,6 +149,8 @@ def test_rates_are_tokens_and_flops_over_the_seconds_of_the_same_iteration(rows)
         seconds = sum(row[f"time/{part}_seconds"] for part in TRAINING_PARTS)
         assert row["perf/actor_train_seconds"] == pytest.approx(seconds)
         assert row["perf/actor_tokens_per_second"] == pytest.approx(row["perf/trained_tokens"] / seconds)
+        whole = row["perf/trained_tokens"] / row["time/step_seconds"]
+        assert row["perf/tokens_per_gpu_per_second"] == pytest.approx(whole / 3)  # two of the actor, one of the engine
         assert row["perf/actor_tokens_per_gpu_per_second"] == pytest.approx(row["perf/actor_tokens_per_second"] / 2)
         assert row["perf/actor_train_mfu"] == pytest.approx(row["perf/actor_train_tflops_per_gpu"] / PEAK_TFLOPS)
         assert row["perf/actor_train_hfu"] > row["perf/actor_train_mfu"]

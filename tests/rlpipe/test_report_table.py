@@ -19,6 +19,7 @@ def _row(seconds, tokens, **more):
         "perf/actor_train_tflops_per_gpu": tokens / seconds / 1000,
         "perf/train_seconds": 2 * seconds,
         "time/step_seconds": 3 * seconds,
+        "perf/tokens_per_gpu_per_second": tokens / (3 * seconds) / 5,
         **more,
     }
 
@@ -30,6 +31,7 @@ def test_rates_over_a_window_are_tokens_over_seconds_and_not_means_of_rates():
     assert rows["all 3"]["actor tok/s"] == pytest.approx(2400 / 50)
     assert rows["last 2"]["actor tok/s"] == pytest.approx(1400 / 40)
     assert rows["last 2"]["actor tok/s/GPU"] == pytest.approx(1400 / 40 / 4)
+    assert rows["all 3"]["tok/s/GPU"] == pytest.approx(2400 / 150 / 5)
     assert rows["all 3"]["actor train s"] == pytest.approx(50 / 3)
     assert rows["all 3"]["train s"] == pytest.approx(100 / 3)
     assert rows["all 3"]["MFU"] is None

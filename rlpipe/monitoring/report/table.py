@@ -16,6 +16,7 @@ _COLUMNS = (
     ("actor train s", _SECONDS, ".3f", None),
     ("train s", "perf/train_seconds", ".3f", None),
     ("step s", "time/step_seconds", ".3f", None),
+    ("tok/s/GPU", "perf/tokens_per_gpu_per_second", ",.1f", "time/step_seconds"),
     ("actor tok/s", "perf/actor_tokens_per_second", ",.1f", _SECONDS),
     ("actor tok/s/GPU", "perf/actor_tokens_per_gpu_per_second", ",.1f", _SECONDS),
     ("TFLOPS/GPU", "perf/actor_train_tflops_per_gpu", ".4g", _SECONDS),
