@@ -18,7 +18,7 @@ from rlpipe.estimate.memory import (
     room_beside_engines,
 )
 from rlpipe.estimate.parameters import fp8_parameters
-from rlpipe.flops.breakdown import model_flops
+from rlpipe.flops.breakdown import Part, model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
 from rlpipe.flops.layers import MixtureOfExperts
@@ -68,7 +68,7 @@ def plan_seconds(
 ) -> Mapping[str, float]:
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
-    busy = _busy_share(config, lengths)
+    busy = _busy_share(config, lengths) / _last_stage(config, model, cluster, lengths)
     training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
     training += _adapter_seconds(config, model, cluster, lengths)
     passes = 3 if config.actor.recompute.chosen == "full" else 2
@@ -163,6 +163,17 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
     packs = max(1.0, shares.packs) / config.algorithm.updates_per_iteration
     filling = (parallel.pipeline - 1) / (parallel.virtual_pipeline or 1)
     return lengths.samples / (shares.ranks * shares.samples) * packs / (packs + filling)
+
+
+def _last_stage(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Work of a pipeline's last stage, which has the head beside its layers, over the mean of all stages, which wait
+    for it. The head is one large product, at the speed of dense layers."""
+    stages, speeds = config.actor.parallel.pipeline, cluster.speeds
+    parts = model_flops(model.shape, [lengths.sequence_tokens], include_mtp=False).parts
+    share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
+    head = sum(work.forward for part, work in parts if part is Part.HEAD) / speeds.dense_layers_share_of_peak
+    layers = sum(work.forward for part, work in parts if part is not Part.HEAD) / share
+    return (layers / stages + head) * stages / (layers + head)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlpipe.cli import app
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, load_model
+from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, Model, load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
 from rlpipe.shared.project_files import CLUSTERS
@@ -223,6 +224,7 @@ def test_eight_billion_parameters_do_not_fit_a_laptop():
     assert "DOES NOT FIT  host memory" in output
 
 
+WHOLE_LAYERS = [f"actor.parallel.{key}" for key in ("tensor=1", "sequence=false", "context=1", "expert=1")]
 MOE = PROJECT / "configs/recipes/qwen3_30b_a3b_dapo.yaml"
 
 
@@ -270,10 +272,23 @@ def test_generation_beside_training_takes_the_longer_of_the_two():
 
 def test_stages_of_a_pipeline_wait_for_each_other():
     def passes(*settings: str) -> float:
-        whole = ["actor.parallel.tensor=1", "actor.parallel.sequence=false", "actor.parallel.context=1"]
-        return _answer(DENSE, "local_8x80gb", *whole, *settings)["seconds"]["forward_backward"]
+        return _answer(DENSE, "local_8x80gb", *WHOLE_LAYERS, *settings)["seconds"]["forward_backward"]
 
     assert passes("actor.parallel.pipeline=2") > passes()
+
+
+def test_the_last_stage_of_a_pipeline_has_the_head_beside_its_layers():
+    cluster, model = load_cluster("local_8x141gb"), load_model("Qwen3.5-35B-A3B")
+    without_head = replace(model, shape=replace(model.shape, vocab_size=8))
+
+    def stages_over_whole(model: Model) -> float:
+        alone, four = (
+            plan(load_config(SEED, [*WHOLE_LAYERS, f"actor.parallel.pipeline={stages}"]), model, cluster)
+            for stages in (1, 4)
+        )
+        return four.seconds["forward_backward"] / alone.seconds["forward_backward"]
+
+    assert 1.2 < stages_over_whole(model) / stages_over_whole(without_head) < 1.3
 
 
 def test_settings_of_the_cluster_are_planned(tmp_path):
