@@ -12,7 +12,15 @@ from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from actor.layers.expert_rows import SpreadRows, SpreadRowsBeside, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.expert_rows import (
+    ReorderedRows,
+    SpreadRows,
+    SpreadRowsBeside,
+    SumRows,
+    SumRowsBeside,
+    arrivals_by_expert,
+    sort_by_expert,
+)
 from actor.layers.gated_mlp import GatedMlp, SharedExpert
 
 
@@ -68,6 +76,8 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
         order, self._rows, counts = sort_by_expert(chosen, self.num_experts)
         self.tokens_per_expert = self.preprocess(counts.unsqueeze(0))  # it sums the rows of its argument
         if self._ranks > 1:
+            if self.num_local_experts > 1:
+                self._arriving = self.num_global_tokens_per_local_expert  # before the host's copy takes its place
             self.tokens_per_expert = self._maybe_dtoh_and_synchronize("before_permutation_1", self.tokens_per_expert)
         weights = weights.flatten().index_select(0, order)
         tokens = hidden_states.view(-1, hidden_states.shape[-1])
@@ -79,14 +89,27 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
     def dispatch_postprocess(
         self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(rows sorted by local expert, tokens of each local expert, weights)."""
-        if self._ranks > 1:
-            return super().dispatch_postprocess(global_input_tokens, global_probs)
-        return global_input_tokens, self.tokens_per_expert, global_probs
+        """(rows sorted by local expert, tokens of each local expert, weights).
+
+        They arrive rank by rank. Megatron cuts them into a piece for each rank and expert and joins the pieces in
+        another order, hundreds of calls of the host in every layer.
+        """
+        if self._ranks == 1:
+            return global_input_tokens, self.tokens_per_expert, global_probs
+        self.tokens_per_expert = self._maybe_dtoh_and_synchronize("before_permutation_2", self.tokens_per_expert)
+        if self.num_local_experts > 1:
+            self._order, self._places = arrivals_by_expert(self._arriving, len(global_input_tokens))
+            global_input_tokens = ReorderedRows.apply(global_input_tokens, self._order, self._places)
+            global_probs = ReorderedRows.apply(global_probs, self._order, self._places)
+        tokens_per_expert = self._maybe_dtoh_and_synchronize("before_finish", self.tokens_per_expert)
+        self.tokens_per_expert = None
+        return global_input_tokens, tokens_per_expert, global_probs
 
     def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The experts' rows in the order in which they came from the ranks."""
-        return super().combine_preprocess(hidden_states) if self._ranks > 1 else hidden_states
+        if self._ranks == 1 or self.num_local_experts == 1:
+            return hidden_states
+        return ReorderedRows.apply(hidden_states, self._places, self._order)
 
     def combine_beside(
         self, rows: torch.Tensor, shared: torch.Tensor | None, logits: torch.Tensor | None

@@ -25,6 +25,33 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, to
     return order, rows, ends.diff(prepend=ends.new_zeros(1))
 
 
+def arrivals_by_expert(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows that come rank by rank and, from a rank, expert by expert: (order, places), both int64 [total].
+
+    counts: int64 [ranks, experts], how many of each, `total` in all. order: the arrival in each row after sorting by
+    expert, those of an expert as they came. places: the row of each arrival. Nothing is read from the device.
+    """
+    ranks, experts = counts.shape
+    every = torch.arange(experts, device=counts.device).repeat(ranks)
+    chosen = every.repeat_interleave(counts.flatten(), output_size=total)
+    order, places, _ = sort_by_expert(chosen.unsqueeze(1), experts)
+    return order, places.flatten()
+
+
+class ReorderedRows(torch.autograd.Function):
+    """Row `order[i]` in row i. rows: [n, ...]; order: int64 [n]; places: its inverse, by which gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, order: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return gradients[0].index_select(0, places), None, None
+
+
 @fused
 def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """For each token the sum of its rows, in float32. rows: [n, h]; places: int64 [t, k]; returns [t, h]."""

@@ -1,8 +1,17 @@
 """Rows go to their experts and come back summed, and gradients go the other way."""
 
+import pytest
 import torch
 
-from actor.layers.expert_rows import SpreadRows, SpreadRowsBeside, SumRows, SumRowsBeside, sort_by_expert
+from actor.layers.expert_rows import (
+    ReorderedRows,
+    SpreadRows,
+    SpreadRowsBeside,
+    SumRows,
+    SumRowsBeside,
+    arrivals_by_expert,
+    sort_by_expert,
+)
 from actor.layers.router import Logits, NormalizedChoice
 
 TOKENS, EXPERTS, PER_TOKEN = 9, 5, 3
@@ -80,3 +89,26 @@ def test_the_weights_of_chosen_experts_are_the_normalized_softmax_over_all():
     upstream = torch.randn(TOKENS, PER_TOKEN, generator=generator)
     gradients = [torch.autograd.grad((one * upstream).sum(), logits)[0] for one in (weights, right)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    "counts", [[[2, 0, 3], [1, 4, 0]], [[0, 0], [0, 0]], [[0, 2, 1, 5], [3, 0, 0, 1], [2, 2, 2, 2]]]
+)
+def test_rows_of_several_ranks_are_sorted_by_expert_and_go_back_as_they_came(counts):
+    amounts = torch.tensor(counts)
+    ranks, experts = amounts.shape
+    labels = [
+        (expert, rank, index)
+        for rank in range(ranks)
+        for expert in range(experts)
+        for index in range(amounts[rank, expert])
+    ]
+    order, places = arrivals_by_expert(amounts, len(labels))
+    assert [labels[arrival] for arrival in order] == sorted(labels)
+    rows = torch.randn(len(labels), 3, requires_grad=True)
+    sorted_rows = ReorderedRows.apply(rows, order, places)
+    assert torch.equal(sorted_rows, rows[order])
+    assert torch.equal(ReorderedRows.apply(sorted_rows, places, order), rows)
+    gradient = torch.randn_like(sorted_rows)
+    sorted_rows.backward(gradient)
+    assert rows.grad is not None and torch.equal(rows.grad[order], gradient)
