@@ -17,8 +17,8 @@ def exchange_seconds(
 ) -> float:
     """Of one rank and forward passes over all sequences; backward passes send what forward passes send.
 
-    own_tokens: those of the rank's share of sequences and of each of them, over tensor ranks not divided. own_packs:
-    how many packs they come in.
+    own_tokens: a context rank's part of the sequences that its data rank has, all of which tensor ranks pass together.
+    own_packs: how many packs they come in.
     """
     parallel, speeds = config.actor.parallel, cluster.speeds
     if not cluster.gpus:
