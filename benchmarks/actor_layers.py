@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
 from device_timing import best_seconds, copied_bytes_per_second
-from kernel_groups import kernel_times, print_groups
+from kernel_groups import print_groups, profiled
 from layer_floors import layer_floors
 from layer_passes import lengths_of, policy_layers
 from layer_shapes import hybrid_config, random_pack
@@ -98,7 +98,7 @@ def main() -> None:
             _compare_norms(policy, f"{len(lengths)}x{lengths[0]}", options.gradients)
         if options.profile:
             print(layer_floors(shape, lengths, ceiling * 1e12, copied).line())
-            print_groups(kernel_times(lambda inputs=inputs: _pass(policy, inputs)), options.shown_share)
+            print_groups(profiled(lambda inputs=inputs: _pass(policy, inputs)).times, options.shown_share)
     leave()
 
 

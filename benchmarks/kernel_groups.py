@@ -87,11 +87,6 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def kernel_times(call: Callable[[], object]) -> list[KernelTime]:
-    """`times` of `profiled`."""
-    return profiled(call).times
-
-
 def trace_times(path: Path) -> tuple[list[KernelTime], float]:
     """Of a Chrome trace that torch's profiler wrote: its kernels, and seconds from the first to the last one's end."""
     with gzip.open(path, "rt") as file:

@@ -104,14 +104,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="of process 0, time by kind of kernel")
     options = parser.parse_args()
-    for index, lengths in enumerate(lengths_of(options.packs)):
-        cases = [Case(one, options.layers, lengths, options.rounds, options.profile) for one in options.layouts]
-        if index == 0:
-            print(f"{options.layers} layers; milliseconds of a forward and of a backward pass")
-            pairs = [f"{name} {side}" for name in ("pass", "launched", "exch.", "kernels") for side in ("f", "b")]
-            print(_FORM.format("layout", "GPUs", "tokens", *pairs, "TFLOP/s"))
-        for case in cases:
-            report(case)
+    print(f"{options.layers} layers; milliseconds of a forward and of a backward pass")
+    pairs = [f"{name} {side}" for name in ("pass", "launched", "exch.", "kernels") for side in ("f", "b")]
+    print(_FORM.format("layout", "GPUs", "tokens", *pairs, "TFLOP/s"), flush=True)
+    for lengths in lengths_of(options.packs):
+        for layout in options.layouts:
+            report(Case(layout, options.layers, lengths, options.rounds, options.profile))
 
 
 def report(case: Case) -> None:

@@ -84,9 +84,8 @@ class SpeedsConfig(Section):
     """Of the link between GPUs, activations that ranks send each other (TP, CP, EP and PP above 1)."""
 
     split_layer_seconds: float = Field(0.0045, ge=0)
-    """What a pass over a pack takes longer in each layer for every doubling of TP x CP, beside the bytes: its kernels
-    are shorter and more, and ranks wait for one another. With `exchange_share_of_link` fitted to the recorded runs of
-    two and four GPUs."""
+    """What a pass over a pack takes longer in each layer for every doubling of TP x CP, beside the bytes. Fitted, with
+    `exchange_share_of_link`, to recorded runs of two and four GPUs; what it is has not been looked at."""
 
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""

@@ -28,14 +28,13 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Of four and of eight layers, so that the difference leaves head and loss out."""
-    return {
-        kind: [
-            write_model(tmp_path_factory.mktemp(kind), kind, SMALL | {"num_hidden_layers": 4 * periods} | more)
-            for periods in (1, 2)
-            for more in ({"layer_types": PERIOD * periods} if kind == "hybrid" else {},)
-        ]
-        for kind in ("dense", "hybrid")
-    }
+
+    def model(kind: str, periods: int) -> Path:
+        types = {"layer_types": PERIOD * periods} if kind == "hybrid" else {}
+        sizes = SMALL | {"num_hidden_layers": len(PERIOD) * periods} | types
+        return write_model(tmp_path_factory.mktemp(kind), kind, sizes)
+
+    return {kind: [model(kind, periods) for periods in (1, 2)] for kind in ("dense", "hybrid")}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_a_forward_pass_sends_what_was_planned(models, kind, layout):
 
 def _seconds(cluster: ClusterConfig, **parallel: object) -> float:
     overrides = [f"actor.parallel={ParallelConfig.model_validate(parallel).model_dump_json()}", "actor.processes=16"]
-    config = load_config(Path(CONFIGS) / "recipes/qwen3_5_35b_a3b_dapo.yaml", [*overrides, "rollout.engines=16"])
+    config = load_config(CONFIGS / "recipes/qwen3_5_35b_a3b_dapo.yaml", [*overrides, "rollout.engines=16"])
     shape = describe_model(Path("Qwen3.5-35B-A3B")).shape
     return exchange_seconds(config, shape, cluster, own_tokens=1e6, own_packs=32)
 
