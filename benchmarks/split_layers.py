@@ -4,7 +4,7 @@
 
 The first layers of Qwen3.5-35B-A3B's shape in bfloat16, without head, loss and optimizer; tiny ones in float32 where
 there are no GPUs. Every GPU has as many tokens in every layout: a pack is made of CP times the sequences, and every
-data rank has one. Seconds of a pass are those of the slowest process. `launched` is when the host has given the
+data rank has one. Seconds of a pass are the mean, of the slowest process. `launched` is when the host has given the
 device all its work: a host that takes as long as the pass is what the device waits for. `exchanges` is what a training
 run tells as such: the device's time in them, waiting for other processes included. `kernels` is the time in which any
 kernel runs that is no exchange.
@@ -16,14 +16,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.multiprocessing as multiprocessing
-from gpu_processes import show_gpu
+from gpu_processes import start_with_gpu
 from kernel_groups import print_groups, profiled
 from layer_passes import lengths_of, policy_layers
 from layer_shapes import hybrid_config, random_pack
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["1", "EP2", "CP2", "TP2"])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--packs", default="2x8448" if gpus else "2x64", help="sequences x tokens of a context rank")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--profile", action="store_true", help="of process 0, time by kind of kernel")
     options = parser.parse_args()
     print(f"{options.layers} layers; milliseconds of a forward and of a backward pass")
@@ -117,8 +117,8 @@ def report(case: Case) -> None:
     context = multiprocessing.get_context("spawn")
     ports, answers = context.Queue(), context.Queue()
     processes = [context.Process(target=_run, args=(case, rank, ports, answers)) for rank in range(case.processes)]
-    for process in processes:
-        process.start()
+    for rank, process in enumerate(processes):
+        start_with_gpu(process, rank)
     found: list[Measured | None] = [answers.get(timeout=_LIMIT_SECONDS) for _ in processes]
     for process in processes:
         process.join()
@@ -134,7 +134,6 @@ def report(case: Case) -> None:
 
 
 def _run(case: Case, rank: int, ports: Any, answers: Any) -> None:
-    show_gpu(rank)
     torch.set_num_threads(1)
     measured = None
     try:
@@ -170,8 +169,8 @@ def _measure(case: Case, rank: int, ports: Any) -> Measured:
     stop()
     kernels = _kernel_seconds(policy, inputs, case.profile and rank == 0)
     measured = Measured(
-        whole=_medians([whole for whole, _ in rounds]),
-        launched=_medians([launched for _, launched in rounds]),
+        whole=_means([whole for whole, _ in rounds]),
+        launched=_means([launched for _, launched in rounds]),
         exchanges={side: parts.get(f"{side}_exchange", 0.0) / case.rounds for side in _PASSES},
         kernels=kernels,
     )
@@ -179,8 +178,8 @@ def _measure(case: Case, rank: int, ports: Any) -> Measured:
     return measured
 
 
-def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {side: median(one[side] for one in rounds) for side in _PASSES}
+def _means(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {side: fmean(one[side] for one in rounds) for side in _PASSES}
 
 
 def _passes(policy: PolicyModel, inputs: PackInputs, clock: RankClock) -> tuple[dict[str, float], dict[str, float]]:

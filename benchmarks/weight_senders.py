@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from gpu_processes import show_gpu
+from gpu_processes import start_with_gpu
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.layout import ActorLayout
@@ -106,8 +106,8 @@ def _report(case: Case) -> None:
     processes = [
         context.Process(target=_run, args=(case, rank, everybody, answers)) for rank in range(case.senders + READERS)
     ]
-    for process in processes:
-        process.start()
+    for rank, process in enumerate(processes):
+        start_with_gpu(process, rank)
     found = dict(answers.get(timeout=600) for _ in processes)
     missing = [rank for rank, answer in found.items() if answer is None]
     assert not missing, f"processes {missing} failed"
@@ -127,7 +127,6 @@ def _report(case: Case) -> None:
 
 
 def _run(case: Case, rank: int, everybody: Any, answers: Any) -> None:
-    show_gpu(rank)
     torch.set_num_threads(1)
     is_sender = rank < case.senders
     try:
