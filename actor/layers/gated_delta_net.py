@@ -17,7 +17,7 @@ from megatron.core.transformer.utils import (
     sharded_state_dict_default,
 )
 
-from actor.layers.context_parallel import heads_to_tokens, tokens_to_heads
+from actor.layers.context_parallel import HeadsToTokens, TokensToHeads
 from actor.layers.fusion import fused
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.lora import LoraColumnLinear, LoraRowLinear
@@ -131,18 +131,19 @@ class GatedDeltaNet(MegatronModule):
 
     def _to_heads(self, x: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
         """[t, channels] of own tokens -> [T, channels / CP] of all tokens in pack order, sections kept apart."""
-        size = self.context_group.size()
-        if size == 1:
+        if self.context_group.size() == 1:
             return x
-        parts = [part.unflatten(-1, (size, -1)) for part in x.split(self.section_widths(), -1)]
-        gathered = tokens_to_heads(torch.cat(parts, -1), self.context_group)
-        return gathered.index_select(0, sequences.to_global)
+        heads: torch.Tensor = TokensToHeads.apply(
+            x, self.section_widths(), self.context_group, sequences.to_global, sequences.from_global
+        )
+        return heads
 
     def _to_tokens(self, x: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
         """[T, value channels / CP] in pack order -> [t, value channels] of own tokens."""
         if self.context_group.size() == 1:
             return x
-        return heads_to_tokens(x.index_select(0, sequences.from_global), self.context_group).flatten(1)
+        tokens: torch.Tensor = HeadsToTokens.apply(x, self.context_group, sequences.from_global, sequences.to_global)
+        return tokens
 
     def _mix(self, x: torch.Tensor, sequences: PackedSequences) -> torch.Tensor:
         """The token mixer over whole sequences and this rank's heads: [T, channels / CP] -> [T, values / CP]."""
