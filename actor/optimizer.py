@@ -1,6 +1,5 @@
 """Megatron's distributed Adam with masters and moments in host memory, its learning rate, and its clipped step."""
 
-import gc
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from actor.models.build_model import reduce_replicated_gradients
 from actor.schedule import learning_rate_at
 from actor.streamed_adam import StreamedAdam
 from rlpipe.config.actor import OptimizerConfig
+from rlpipe.shared.collection import collect_everything
 from rlpipe.shared.errors import ActorError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -109,7 +109,7 @@ class Optimizer:
         for adam in self.adams:
             adam.close()
         self.megatron = None
-        gc.collect()  # Megatron's optimizers refer to themselves
+        collect_everything()  # Megatron's optimizers refer to themselves
 
 
 def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerConfig:

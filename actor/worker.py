@@ -47,6 +47,7 @@ from rlpipe.estimate.memory import BESIDE_TORCH_BYTES
 from rlpipe.jit_monitor import JitMonitor, JitSettings, stall_log
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import trainable_model
+from rlpipe.shared.collection import keep_what_lives
 from rlpipe.shared.guarded_port import LOOPBACK, Endpoint, guarded
 from rlpipe.shared.pack import Pack, PackFrame
 from rlpipe.shared.policy_facts import PolicyFacts
@@ -152,6 +153,7 @@ class ActorWorker:
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
         if self._config.jit.warms_up(torch.cuda.is_available()):
             warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
+        keep_what_lives()
 
     def logprobs(self, packs: Sequence[PackFrame], which: Which) -> list[NDArray[np.float32]]:
         part = "ref_logprob" if which == "reference" else "old_logprob"

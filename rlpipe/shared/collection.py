@@ -19,6 +19,22 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+def keep_what_lives() -> None:
+    """What is there now will stay: the collector looks at it no more. Torch, Ray and compilers leave so much that one
+    look at all of it takes a tenth of a second and more, in the midst of a pass in which other ranks wait."""
+    gc.collect()
+    gc.freeze()
+
+
+def collect_everything() -> None:
+    """A look at what `keep_what_lives` has put aside too, where that holds what has to go."""
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
+
+
 def skip_collection_at_exit() -> None:
     """A process that ends need not look for garbage among what torch and Ray leave behind; its user would wait."""
     atexit.register(gc.freeze)

@@ -4,10 +4,11 @@ import gc
 import pickle
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from rlpipe.shared.collection import collection_paused
+from rlpipe.shared.collection import collect_everything, collection_paused, keep_what_lives
 from rollout.sglang_patches.scheduler_entry import SchedulerEntry
 
 
@@ -21,6 +22,31 @@ def test_the_collector_is_back_after_a_pause_unless_it_was_off_before():
     with pytest.raises(ValueError), collection_paused():
         raise ValueError
     assert gc.isenabled()
+
+
+class _Ring:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_lives_is_looked_at_no_more_until_everything_is():
+    gone, put_aside = [weakref.ref(_Ring()) for _ in range(3)], _Ring()
+    watched = weakref.ref(put_aside)
+    try:
+        keep_what_lives()
+        assert not any(one() for one in gone)
+        del put_aside
+        later = weakref.ref(_Ring())
+        gc.collect()
+        assert watched() is not None and later() is None
+        collect_everything()
+        assert watched() is None and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    collect_everything()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_scheduler_s_process_pauses_the_collector_before_anything_large_is_imported():
