@@ -8,7 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from actor.layers.fusion import fused
+from actor.layers.fusion import computed_by
+
+_KERNELS = "actor.layers.triton_kernels"  # without gradients, which the functions below have
 
 
 def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -20,9 +22,9 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, to
     sorted_experts, order = chosen.flatten().to(torch.int16).sort(stable=True)
     places = torch.arange(len(order), device=order.device)
     rows = torch.empty_like(order).scatter_(0, order, places).view(chosen.shape)
-    every = torch.arange(experts, dtype=torch.int16, device=order.device)
+    every = torch.arange(-1, experts, dtype=torch.int16, device=order.device)
     ends = torch.searchsorted(sorted_experts, every, right=True)
-    return order, rows, ends.diff(prepend=ends.new_zeros(1))
+    return order, rows, ends[1:] - ends[:-1]
 
 
 def arrivals_by_expert(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,13 +54,13 @@ class ReorderedRows(torch.autograd.Function):
         return gradients[0].index_select(0, places), None, None
 
 
-@fused
+@computed_by(_KERNELS)
 def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """For each token the sum of its rows, in float32. rows: [n, h]; places: int64 [t, k]; returns [t, h]."""
     return _sum(rows, places).to(rows.dtype)
 
 
-@fused
+@computed_by(_KERNELS)
 def sum_rows_beside(
     rows: torch.Tensor, places: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
 ) -> torch.Tensor:
@@ -67,7 +69,6 @@ def sum_rows_beside(
 
 
 def _sum(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    # Addends written out: of a sum over a dimension the compiler makes a reduction that reads rows across.
     first, *others = places.unbind(1)
     total = rows.index_select(0, first).float()
     for column in others:
@@ -75,15 +76,7 @@ def _sum(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return total
 
 
-@fused
-def gated_gradients(gradient: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of `shared` and `logits` in `sum_rows_beside`."""
-    gate = torch.sigmoid(logits.float())
-    along = (gradient.float() * shared).sum(-1, keepdim=True)
-    return (gradient * gate).to(shared.dtype), (along * gate * (1 - gate)).to(logits.dtype)
-
-
-@fused
+@computed_by(_KERNELS)
 def sum_rows_and(
     rows: torch.Tensor, places: torch.Tensor, beside: torch.Tensor, logits: torch.Tensor, gate: torch.Tensor
 ) -> torch.Tensor:
@@ -91,14 +84,22 @@ def sum_rows_and(
     return (_sum(rows, places) + beside + logits.float() * gate).to(rows.dtype)
 
 
+@computed_by(_KERNELS)
 def spread_rows(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Each token once for each of its rows. tokens: [t, h]; rows: int64 [t, k]; returns [t x k, h]."""
-    if tokens.is_cuda:
-        from actor.layers.triton_kernels import spread
-
-        return spread(tokens, rows)
     out = tokens.new_empty(rows.numel(), tokens.shape[1])
     return out.index_copy_(0, rows.flatten(), tokens.repeat_interleave(rows.shape[1], 0))
+
+
+@computed_by(_KERNELS)
+def spread_rows_beside(
+    gradient: torch.Tensor, rows: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`spread_rows` of a gradient, and those of `shared` and `logits` in `sum_rows_beside`."""
+    gate = torch.sigmoid(logits.float())
+    along = (gradient.float() * shared).sum(-1, keepdim=True)
+    of_logits = (along * gate * (1 - gate)).to(logits.dtype)
+    return spread_rows(gradient, rows), (gradient * gate).to(shared.dtype), of_logits
 
 
 class SpreadRows(torch.autograd.Function):
@@ -161,8 +162,8 @@ class SumRowsBeside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, shared, logits = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        return spread_rows(gradient, rows), None, *gated_gradients(gradient, shared, logits)
+        of_rows, *others = spread_rows_beside(gradients[0].contiguous(), rows, shared, logits)
+        return of_rows, None, *others
 
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """Element-wise stretches between matrix products, each one kernel on a GPU instead of one for every operator.
 
 These stretches move bytes and compute almost nothing: a norm in float32 written as single operators moves its input
-eight times, as one kernel once. `torch.compile` generates the kernel and that of the backward pass. The number of rows
-is dynamic, so packs of another length compile nothing (docs/jit.md). On a CPU the function itself runs.
+eight times, as one kernel once. What every layer has is a Triton kernel of ours, which the host starts quickly; of the
+rest `torch.compile` generates the kernel and that of the backward pass. The number of rows is dynamic, so packs of
+another length compile nothing (docs/jit.md). On a CPU the function itself runs.
 """
 
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -49,3 +51,20 @@ def fused(function: Callable[..., Returned]) -> Callable[..., Returned]:
         return compiled(*arguments)
 
     return call
+
+
+def computed_by(module: str) -> Callable[[Callable[..., Returned]], Callable[..., Returned]]:
+    """A pure function of tensors, which the function of the same name in `module` computes where its first argument
+    lies on a GPU; the module is imported only then."""
+
+    def with_kernel(function: Callable[..., Returned]) -> Callable[..., Returned]:
+        @wraps(function)
+        def call(*arguments: Any) -> Returned:
+            if not arguments[0].is_cuda:
+                return function(*arguments)
+            result: Returned = getattr(import_module(module), function.__name__)(*arguments)
+            return result
+
+        return call
+
+    return with_kernel

@@ -18,7 +18,7 @@ from megatron.core.transformer.utils import (
 )
 
 from actor.layers.context_parallel import HeadsToTokens, TokensToHeads
-from actor.layers.fusion import fused
+from actor.layers.fusion import computed_by
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.lora import LoraColumnLinear, LoraRowLinear
 from actor.layers.packed import PackedSequences
@@ -31,6 +31,7 @@ relies_on(
     drop_when="Megatron names it without an underscore",
 )
 
+_KERNELS = "actor.layers.triton_norms"
 SECTIONS = ("query", "key", "value", "z", "beta", "alpha")
 
 
@@ -56,23 +57,22 @@ class GatedNorm(torch.nn.Module):
         return gated_rms_norm(x, gate, self.weight, self.eps)
 
 
-@fused
+@computed_by(_KERNELS)
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x / rms(x) x weight x silu(gate) over the last dimension."""
+    """x / rms(x) x weight x silu(gate) over the last dimension. x, gate: [t, heads, width]."""
     normed = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon)
     return (normed * F.silu(gate.float())).to(x.dtype)
 
 
-@fused
-def log_decay(alpha: torch.Tensor, a_log: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """-exp(a_log) x softplus(alpha + bias) in float32. alpha: [t, heads]; a_log, bias: [heads]."""
-    return -a_log.float().exp() * F.softplus(alpha.float() + bias.float())
+@computed_by(_KERNELS)
+def gates(
+    alpha: torch.Tensor, beta: torch.Tensor, a_log: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(-exp(a_log) x softplus(alpha + bias), the decay in log space; sigmoid(beta)), both in float32.
 
-
-@fused
-def opened(gate: torch.Tensor) -> torch.Tensor:
-    """sigmoid(gate) in float32. gate: [t, heads]."""
-    return gate.float().sigmoid()
+    alpha, beta: [t, heads]; a_log, bias: [heads].
+    """
+    return -a_log.float().exp() * F.softplus(alpha.float() + bias.float()), beta.float().sigmoid()
 
 
 class GatedDeltaNet(MegatronModule):
@@ -150,15 +150,8 @@ class GatedDeltaNet(MegatronModule):
         query, key, value, z, beta, alpha = self.kernels.heads(
             x, self._own_conv_weights(), (self.key_dim, self.value_dim), sequences
         )
-        decay = log_decay(alpha, self._own_heads(self.A_log), self._own_heads(self.dt_bias))
-        out = self.kernels.delta_rule(
-            query,
-            key,
-            value,
-            decay,
-            opened(beta),
-            sequences,
-        )
+        decay, opened = gates(alpha, beta, self._own_heads(self.A_log), self._own_heads(self.dt_bias))
+        out = self.kernels.delta_rule(query, key, value, decay, opened, sequences)
         return self.out_norm(out, z.unflatten(-1, (-1, self.value_dim))).flatten(1)
 
     def _own_heads(self, values: torch.Tensor) -> torch.Tensor:

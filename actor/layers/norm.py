@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from actor.layers.fusion import fused
+from actor.layers.fusion import computed_by
 
 
 class Norm(torch.nn.Module):
@@ -31,13 +31,13 @@ class Norm(torch.nn.Module):
         return norm(rows, self.weight, self.eps).view(x.shape)
 
 
-@fused
+@computed_by("actor.layers.triton_norms")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x / rms(x) x weight over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467). x: [n, width]."""
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon).to(x.dtype)
 
 
-@fused
+@computed_by("actor.layers.triton_norms")
 def zero_centered_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """The same with the weight stored as its difference from one."""
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + 1.0, epsilon).to(x.dtype)

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from actor.layers.fusion import fused
+from actor.layers.fusion import computed_by
+
+_KERNELS = "actor.layers.triton_kernels"  # without gradients, which the functions below have
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -25,14 +27,14 @@ def weighted_swiglu(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tenso
     return weighted_product_of(gate_up, weights)
 
 
-@fused
+@computed_by(_KERNELS)
 def product_of(gate_up: torch.Tensor) -> torch.Tensor:
     """What `swiglu` returns."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
-@fused
+@computed_by(_KERNELS)
 def weighted_product_of(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """What `weighted_swiglu` returns."""
     gate, up = gate_up.chunk(2, -1)
@@ -40,7 +42,7 @@ def weighted_product_of(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.T
 
 
 class Swiglu(torch.autograd.Function):
-    """Keeps its input alone. The compiler's backward pass computes both halves for every element of their join."""
+    """Keeps its input alone."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,26 +1,27 @@
-"""Triton kernels between matrix products. Imported only on a GPU: who calls them has the same in plain torch."""
+"""Triton kernels between matrix products. Imported only on a GPU: who calls them has the same in plain torch. None has
+a gradient of its own."""
 
 import torch
 import triton
 import triton.language as tl
 
 
-def spread(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Each token's channels to all of its rows. tokens: [t, h]; rows: int64 [t, k]; returns [t x k, h].
+def spread_rows(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """See `actor.layers.expert_rows`.
 
     Reading each token once is what a gather in the rows' order cannot do: an expert's tokens lie all over the pack.
     """
     tokens = tokens.contiguous()
     count, per_token = rows.shape
     out = tokens.new_empty(rows.numel(), tokens.shape[1])
-    columns = min(4096, triton.next_power_of_2(tokens.shape[1]))
+    width = tokens.shape[1]
     if count:
-        _spread[(count,)](tokens, rows, out, WIDTH=tokens.shape[1], PER_TOKEN=per_token, COLUMNS=columns)
+        _spread_rows[(count,)](tokens, rows, out, WIDTH=width, PER_TOKEN=per_token, COLUMNS=_columns(width))
     return out
 
 
 @triton.jit
-def _spread(tokens, rows, out, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr) -> None:
+def _spread_rows(tokens, rows, out, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr) -> None:
     token = tl.program_id(0).to(tl.int64)
     for start in tl.static_range(0, WIDTH, COLUMNS):
         channel = start + tl.arange(0, COLUMNS)
@@ -28,6 +29,125 @@ def _spread(tokens, rows, out, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COL
         for slot in tl.static_range(PER_TOKEN):
             row = tl.load(rows + token * PER_TOKEN + slot)
             tl.store(out + row * WIDTH + channel, values, mask=channel < WIDTH)
+
+
+def spread_rows_beside(
+    gradient: torch.Tensor, rows: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `actor.layers.expert_rows`; all from one reading of the gradient."""
+    count, width = gradient.shape
+    out = gradient.new_empty(rows.numel(), width)
+    of_shared, of_logits = torch.empty_like(shared), torch.empty_like(logits)
+    if count:
+        _spread_rows_beside[(count,)](
+            gradient,
+            rows,
+            shared,
+            logits,
+            out,
+            of_shared,
+            of_logits,
+            WIDTH=width,
+            PER_TOKEN=rows.shape[1],
+            COLUMNS=_columns(width),
+        )
+    return out, of_shared, of_logits
+
+
+@triton.jit
+def _spread_rows_beside(
+    gradient, rows, shared, logits, out, of_shared, of_logits,
+    WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    gate = tl.sigmoid(tl.load(logits + token).to(tl.float32))
+    along = 0.0
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        channel = start + tl.arange(0, COLUMNS)
+        kept = channel < WIDTH
+        values = tl.load(gradient + token * WIDTH + channel, mask=kept, other=0.0)
+        for slot in tl.static_range(PER_TOKEN):
+            row = tl.load(rows + token * PER_TOKEN + slot)
+            tl.store(out + row * WIDTH + channel, values, mask=kept)
+        beside = tl.load(shared + token * WIDTH + channel, mask=kept, other=0.0).to(tl.float32)
+        along += tl.sum(values.to(tl.float32) * beside, 0)
+        inner = values.to(tl.float32) * gate
+        tl.store(of_shared + token * WIDTH + channel, inner.to(of_shared.dtype.element_ty), mask=kept)
+    tl.store(of_logits + token, (along * gate * (1.0 - gate)).to(of_logits.dtype.element_ty))
+
+
+def sum_rows(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """See `actor.layers.expert_rows`."""
+    return _summed(rows, places, rows, rows, rows, "alone")
+
+
+def sum_rows_beside(
+    rows: torch.Tensor, places: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor
+) -> torch.Tensor:
+    """See `actor.layers.expert_rows`."""
+    return _summed(rows, places, shared, logits, rows, "gated")
+
+
+def sum_rows_and(
+    rows: torch.Tensor, places: torch.Tensor, beside: torch.Tensor, logits: torch.Tensor, gate: torch.Tensor
+) -> torch.Tensor:
+    """See `actor.layers.expert_rows`."""
+    return _summed(rows, places, beside, logits, gate, "added")
+
+
+def _summed(
+    rows: torch.Tensor,
+    places: torch.Tensor,
+    beside: torch.Tensor,
+    logits: torch.Tensor,
+    gate: torch.Tensor,
+    way: str,
+) -> torch.Tensor:
+    rows, beside, logits = rows.contiguous(), beside.contiguous(), logits.contiguous()
+    (tokens, per_token), width = places.shape, rows.shape[1]
+    out = rows.new_empty(tokens, width)
+    if tokens:
+        _sum_rows[(tokens,)](
+            rows,
+            places.contiguous(),
+            beside,
+            logits,
+            gate,
+            out,
+            WIDTH=width,
+            PER_TOKEN=per_token,
+            COLUMNS=_columns(width),
+            WAY=way,
+        )
+    return out
+
+
+@triton.jit
+def _sum_rows(
+    rows, places, beside, logits, gate, out,
+    WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr, WAY: tl.constexpr,
+) -> None:  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        channel = start + tl.arange(0, COLUMNS)
+        kept = channel < WIDTH
+        total = tl.zeros((COLUMNS,), tl.float32)
+        for slot in tl.static_range(PER_TOKEN):
+            row = tl.load(places + token * PER_TOKEN + slot)
+            total += tl.load(rows + row * WIDTH + channel, mask=kept, other=0.0).to(tl.float32)
+        if WAY != "alone":
+            logit = tl.load(logits + token).to(tl.float32)
+            values = tl.load(beside + token * WIDTH + channel, mask=kept, other=0.0).to(tl.float32)
+            if WAY == "gated":
+                total += values * tl.sigmoid(logit)
+            else:
+                total += values + logit * tl.load(gate + channel, mask=kept, other=0.0).to(tl.float32)
+        tl.store(out + token * WIDTH + channel, total.to(out.dtype.element_ty), mask=kept)
+
+
+def _columns(width: int) -> int:
+    """Of a row that a program has in hand at a time."""
+    return min(4096, triton.next_power_of_2(width))
 
 
 _ROUTED_TOKENS = 16
@@ -86,6 +206,55 @@ def _choose(
     tl.store(chosen + at, indices, mask=kept)
 
 
+def product_of(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `actor.layers.swiglu`."""
+    return _product(gate_up, None)
+
+
+def weighted_product_of(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See `actor.layers.swiglu`."""
+    return _product(gate_up, weights)
+
+
+def _product(gate_up: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    gate_up = gate_up.contiguous()
+    count, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(count, width)
+    if count:
+        blocks = _swiglu_blocks(width)
+        _swiglu[(triton.cdiv(count, blocks["ROWS"]), triton.cdiv(width, blocks["COLUMNS"]))](
+            gate_up,
+            out if weights is None else weights,
+            out,
+            count,
+            WIDTH=width,
+            WEIGHTED=weights is not None,
+            **blocks,
+        )
+    return out
+
+
+def _swiglu_blocks(width: int) -> dict[str, int]:
+    columns = min(2048, triton.next_power_of_2(width))
+    return {"COLUMNS": columns, "ROWS": max(1, 2048 // columns)}
+
+
+@triton.jit(do_not_specialize=["count"])
+def _swiglu(
+    gate_up, weights, out, count,
+    WIDTH: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    kept = (row < count)[:, None] & (column < WIDTH)[None, :]
+    gates = row[:, None] * (2 * WIDTH) + column[None, :]
+    gate = tl.load(gate_up + gates, mask=kept, other=0.0).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * tl.load(gate_up + gates + WIDTH, mask=kept, other=0.0).to(tl.float32)
+    if WEIGHTED:
+        product = product * tl.load(weights + row, mask=row < count, other=0.0)[:, None]
+    tl.store(out + row[:, None] * WIDTH + column[None, :], product.to(out.dtype.element_ty), mask=kept)
+
+
 def swiglu_gradient(
     gradient: torch.Tensor, gate_up: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,10 +266,9 @@ def swiglu_gradient(
     count, width = gradient.shape
     inner = torch.empty_like(gate_up)
     outer = gradient.new_empty(count, 1, dtype=torch.float32)
-    columns = min(2048, triton.next_power_of_2(width))
-    rows = max(1, 2048 // columns)
     if count:
-        _swiglu_gradient[(triton.cdiv(count, rows),)](
+        blocks = _swiglu_blocks(width)
+        _swiglu_gradient[(triton.cdiv(count, blocks["ROWS"]),)](
             gradient,
             gate_up,
             outer if weights is None else weights,
@@ -109,8 +277,7 @@ def swiglu_gradient(
             count,
             WIDTH=width,
             WEIGHTED=weights is not None,
-            ROWS=rows,
-            COLUMNS=columns,
+            **blocks,
         )
     return inner, outer
 

@@ -1,15 +1,17 @@
 """Run with TRITON_INTERPRET=1: Triton's interpreter computes the actor's kernels on a CPU, beside plain torch."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
 import torch
 
-from actor.layers.expert_rows import sort_by_expert, spread_rows
+from actor.layers import expert_rows, gated_delta_net, norm, swiglu, triton_kernels, triton_norms
+from actor.layers.expert_rows import sort_by_expert
 from actor.layers.gdn_inputs import ProjectedHeads
 from actor.layers.gdn_torch import projected_heads
 from actor.layers.packed import PackedSequences
-from actor.layers.swiglu import product_of, weighted_product_of
-from actor.layers.triton_kernels import choose, spread, swiglu_gradient
+from actor.layers.triton_kernels import choose, swiglu_gradient
 
 PACKS = {(0, 1, 3, 10, 64, 124, 128, 131): (16, 8), (0, 140): (8, 12)}
 KEY_HEADS, VALUE_HEADS = 2, 4
@@ -21,7 +23,10 @@ def main() -> None:
         _check_heads(ends, channels)
     for experts in (5, 60):
         _check_broken_choices(experts)
-    _check_rows()
+    for width in (48, 5000):
+        _check_rows(width)
+    for width in (12, 32):
+        _check_norms(width)
     _check_swiglu()
 
 
@@ -56,19 +61,64 @@ def _check_broken_choices(experts: int) -> None:
     assert ordered.min() >= 0 and ordered.max() < experts and (ordered.diff() > 0).all()
 
 
-def _check_rows() -> None:
-    rows = sort_by_expert(torch.rand(9, 5).argsort(-1)[:, :3], 5)[1]
-    tokens = torch.randn(9, 48)
-    assert torch.equal(spread(tokens, rows), spread_rows(tokens, rows))
+def _check_rows(width: int) -> None:
+    tokens, per_token = 9, 3
+    rows = sort_by_expert(torch.rand(tokens, 5).argsort(-1)[:, :per_token], 5)[1]
+    hidden, spread = torch.randn(tokens, width), torch.randn(tokens * per_token, width)
+    beside, logits, gate = torch.randn(tokens, width), torch.randn(tokens, 1), torch.randn(width)
+    for name, arguments in {
+        "spread_rows": (hidden, rows),
+        "spread_rows_beside": (hidden, rows, beside, logits),
+        "sum_rows": (spread, rows),
+        "sum_rows_beside": (spread, rows, beside, logits),
+        "sum_rows_and": (spread, rows, beside, logits, gate),
+    }.items():
+        _check_same(triton_kernels, expert_rows, name, arguments)
+
+
+def _check_norms(width: int) -> None:
+    epsilon = 1e-6
+    triton_norms._PROGRAMS, triton_norms._ELEMENTS = 2, 64  # so that each has several blocks
+    for rows in (1, 200):
+        weight, x = torch.randn(width), torch.randn(rows, width)
+        heads = torch.randn(rows, 3, width)
+        gate = torch.randn(rows, 5 * width)[:, width : 4 * width].unflatten(-1, (3, width))
+        _check_same(triton_norms, norm, "rms_norm", (x, weight, epsilon))
+        _check_same(triton_norms, norm, "zero_centered_rms_norm", (x, weight, epsilon))
+        _check_same(triton_norms, gated_delta_net, "gated_rms_norm", (heads, gate, weight, epsilon))
+        logits = 20 * torch.randn(rows, 4 * width)
+        columns = logits[:, :width], logits[:, width : 2 * width]
+        _check_same(triton_norms, gated_delta_net, "gates", (*columns, torch.randn(width), torch.randn(width)))
+
+
+def _check_same(kernels: ModuleType, plain: ModuleType, name: str, arguments: tuple[Any, ...]) -> None:
+    """The kernel's values are those of the plain function, and where the kernel has gradients, they are too."""
+
+    def run(function: Callable[..., Any]) -> list[torch.Tensor]:
+        leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in tensors]
+        found = function(*leaves, *others)
+        outputs = [found] if torch.is_tensor(found) else list(found)
+        if kernels is not triton_norms:
+            return [one.detach() for one in outputs]
+        return [*outputs, *torch.autograd.grad(outputs, leaves, upstream[: len(outputs)])]
+
+    tensors = [one for one in arguments if torch.is_tensor(one)]
+    others = [one for one in arguments if not torch.is_tensor(one)]
+    upstream = [torch.randn_like(tensors[0]), torch.randn_like(tensors[0])]
+    for one, right in zip(run(getattr(kernels, name)), run(getattr(plain, name)), strict=True):
+        torch.testing.assert_close(one, right, atol=1e-5, rtol=1e-4)
 
 
 def _check_swiglu() -> None:
     gate_up, weights, direction = torch.randn(7, 96), torch.rand(7, 1), torch.randn(7, 48)
+    torch.testing.assert_close(triton_kernels.product_of(gate_up), swiglu.product_of(gate_up))
+    found = triton_kernels.weighted_product_of(gate_up, weights)
+    torch.testing.assert_close(found, swiglu.weighted_product_of(gate_up, weights))
     leaves = [one.requires_grad_() for one in (gate_up, weights)]
-    wanted = torch.autograd.grad(weighted_product_of(*leaves), leaves, direction)
+    wanted = torch.autograd.grad(swiglu.weighted_product_of(*leaves), leaves, direction)
     for one, right in zip(swiglu_gradient(direction, gate_up.detach(), weights.detach()), wanted, strict=True):
         torch.testing.assert_close(one, right)
-    (right,) = torch.autograd.grad(product_of(gate_up), gate_up, direction)
+    (right,) = torch.autograd.grad(swiglu.product_of(gate_up), gate_up, direction)
     torch.testing.assert_close(swiglu_gradient(direction, gate_up.detach(), None)[0], right)
 
 

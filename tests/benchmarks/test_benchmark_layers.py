@@ -69,7 +69,7 @@ def test_time_that_kernels_share_counts_once(_benchmarks):
         ("kernel_kernel", "Gated DeltaNet"),
         ("causal_conv1d_bwd_kernel", "short convolution"),
         ("_gradients", "short convolution"),
-        ("_spread", "index and scatter"),
+        ("_spread_rows_beside", "index and scatter"),
         ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16", "index and scatter"),
         ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
         ("triton_red_fused__to_copy_add_mean_mul_rsqrt_0", "compiled element-wise"),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isfunction
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from actor.device import compute_device, synchronize
 from actor.distributed import start_model_parallel
-from actor.layers import attention, causal_attention, expert_dispatch, experts, gated_mlp, router, swiglu
+from actor.layers import (
+    attention,
+    causal_attention,
+    expert_dispatch,
+    experts,
+    gated_delta_net,
+    gated_mlp,
+    norm,
+    router,
+    swiglu,
+)
 from actor.layers.gated_delta_net import GatedDeltaNet
 from actor.layers.gdn_kernels import DeltaRule, GdnKernels, load_kernels
 from actor.layers.gdn_torch import chunked_delta_rule, projected_heads
@@ -153,6 +164,9 @@ def _in_float32(policy: PolicyModel) -> Iterator[None]:
         one.data = one.data.to(before)
 
 
+_WITH_KERNELS = {norm: ("rms_norm", "zero_centered_rms_norm"), gated_delta_net: ("gated_rms_norm", "gates")}
+
+
 @contextmanager
 def _plain_layers(policy: PolicyModel, delta_rule: DeltaRule) -> Iterator[None]:
     mixers = [layer for layer in policy.modules() if isinstance(layer, GatedDeltaNet)]
@@ -166,19 +180,23 @@ def _plain_layers(policy: PolicyModel, delta_rule: DeltaRule) -> Iterator[None]:
         patch.setattr(experts, "grouped_product", _products)
         patch.setattr(experts, "weighted_swiglu", swiglu.weighted_product_of.__wrapped__)
         patch.setattr(gated_mlp, "swiglu", swiglu.product_of.__wrapped__)
+        for module, names in _WITH_KERNELS.items():
+            for name in names:
+                patch.setattr(module, name, getattr(module, name).__wrapped__)
         if torch.cuda.is_available():
             _forbid_kernels(patch)
         yield
 
 
 def _forbid_kernels(patch: pytest.MonkeyPatch) -> None:
-    from actor.layers import gdn_inputs, triton_kernels
+    from actor.layers import gdn_inputs, triton_kernels, triton_norms
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a kernel ran in plain layers")
 
-    for name in ("choose", "spread", "swiglu_gradient"):
-        patch.setattr(triton_kernels, name, forbidden)
+    for module in (triton_kernels, triton_norms):
+        for name in [name for name, one in vars(module).items() if isfunction(one) and name[0] != "_"]:
+            patch.setattr(module, name, forbidden)
     patch.setattr(gdn_inputs.ProjectedHeads, "apply", forbidden)
 
 

@@ -1,6 +1,7 @@
-"""Compiled stretches give what the plain functions give, and another number of rows compiles nothing."""
+"""Stretches of one kernel give what the plain functions give, and another number of rows compiles nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU: elsewhere nothing is compiled", allow_module_level=True)
+
+import triton
 
 from actor.layers.attention import gate_output
 from actor.layers.expert_rows import (
@@ -17,10 +20,12 @@ from actor.layers.expert_rows import (
     SumRowsBeside,
     sort_by_expert,
     spread_rows,
+    spread_rows_beside,
     sum_rows,
     sum_rows_and,
+    sum_rows_beside,
 )
-from actor.layers.gated_delta_net import gated_rms_norm, log_decay, opened
+from actor.layers.gated_delta_net import gated_rms_norm, gates
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
 from actor.layers.router import Logits, NormalizedChoice
@@ -38,23 +43,35 @@ def _choices(rows: int) -> torch.Tensor:
     return sort_by_expert(chosen, 16)[1]
 
 
-CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[Any, ...]]]] = {
+CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = {
     "rms_norm": (rms_norm, lambda rows: (_random(rows, 256), _random(256), 1e-6)),
     "zero_centered_rms_norm": (zero_centered_rms_norm, lambda rows: (_random(rows, 256), _random(256), 1e-6)),
     "gated_rms_norm": (
         gated_rms_norm,
         lambda rows: (_random(rows, 4, 64), _random(rows, 800)[:, 100:356].unflatten(-1, (4, 64)), _random(64), 1e-6),
     ),
-    "product_of": (product_of, lambda rows: (_random(rows, 512),)),
-    "weighted_product_of": (weighted_product_of, lambda rows: (_random(rows, 512), torch.rand(rows, 1, device="cuda"))),
-    "log_decay": (log_decay, lambda rows: (_random(rows, 800)[:, 100:132], _random(32), _random(32))),
-    "opened": (opened, lambda rows: (_random(rows, 800)[:, 100:132],)),
+    "gates": (
+        gates,
+        lambda rows: (_random(rows, 800)[:, 100:132], _random(rows, 800)[:, 200:232], _random(32), _random(32)),
+    ),
     "rotate": (rotate, lambda rows: (_random(rows, 4, 128), _random(rows, 2, 1, 32))),
     "gate_output": (gate_output, lambda rows: (_random(rows, 4, 128), _random(rows, 4, 128))),
+}
+WITHOUT_GRADIENTS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = {
+    "product_of": (product_of, lambda rows: (_random(rows, 512),)),
+    "weighted_product_of": (weighted_product_of, lambda rows: (_random(rows, 512), torch.rand(rows, 1, device="cuda"))),
     "sum_rows": (sum_rows, lambda rows: (_random(2 * rows, 256), _choices(rows))),
+    "sum_rows_beside": (
+        sum_rows_beside,
+        lambda rows: (_random(2 * rows, 256), _choices(rows), _random(rows, 256), _random(rows, 1)),
+    ),
     "sum_rows_and": (
         sum_rows_and,
         lambda rows: (_random(2 * rows, 256), _choices(rows), _random(rows, 256), _random(rows, 1), _random(256)),
+    ),
+    "spread_rows_beside": (
+        spread_rows_beside,
+        lambda rows: (_random(rows, 256), _choices(rows), _random(rows, 256), _random(rows, 1)),
     ),
 }
 
@@ -67,29 +84,59 @@ def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
+def _wide(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.float() if torch.is_tensor(one) and one.is_floating_point() else one for one in arguments)
+
+
+def _outputs(found: Any) -> tuple[torch.Tensor, ...]:
+    return (found,) if torch.is_tensor(found) else tuple(found)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_those_in_float32(name):
     function, make = CASES[name]
     arguments = make(300)
-    wide = tuple(one.float() if torch.is_tensor(one) and one.is_floating_point() else one for one in arguments)
+    wide = _wide(arguments)
     for tensor in (*_floats(arguments), *_floats(wide)):
         tensor.requires_grad_()
-    found, wanted = function(*arguments), function.__wrapped__(*wide)
-    gradient = torch.randn_like(wanted)
-    found.backward(gradient.to(found.dtype))
-    wanted.backward(gradient)
-    assert _relative(found, wanted.detach()) < 5e-3
+    found, wanted = _outputs(function(*arguments)), _outputs(function.__wrapped__(*wide))
+    upstream = [torch.randn_like(one) for one in wanted]
+    torch.autograd.backward(found, [one.to(out.dtype) for one, out in zip(upstream, found, strict=True)])
+    torch.autograd.backward(wanted, upstream)
+    for one, right in zip(found, wanted, strict=True):
+        assert _relative(one, right.detach()) < 5e-3
     for narrow, exact in zip(_floats(arguments), _floats(wide), strict=True):
         assert _relative(narrow.grad, exact.grad) < 1e-2
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
+def test_values_equal_those_in_float32(name):
+    function, make = WITHOUT_GRADIENTS[name]
+    for rows in (1, 300):
+        arguments = make(rows)
+        found, wanted = _outputs(function(*arguments)), _outputs(function.__wrapped__(*_wide(arguments)))
+        for one, right in zip(found, wanted, strict=True):
+            assert one.shape == right.shape and _relative(one, right) < 5e-3
+
+
+@pytest.mark.parametrize("name", CASES | WITHOUT_GRADIENTS)
 def test_other_numbers_of_rows_compile_nothing(name):
-    function, make = CASES[name]
+    function, make = (CASES | WITHOUT_GRADIENTS)[name]
     function(*make(200))
-    with torch.compiler.set_stance("fail_on_recompile"):
+    compiled: list[str] = []
+    with torch.compiler.set_stance("fail_on_recompile"), _compilations(compiled):
         for rows in ROWS:
             function(*make(rows))
+    assert compiled == []
+
+
+@contextmanager
+def _compilations(names: list[str]) -> Iterator[None]:
+    """Those of Triton."""
+    knob, before = triton.knobs.compilation, triton.knobs.compilation.listener
+    knob.listener = lambda *, src, **_: names.append(src.name)
+    yield
+    knob.listener = before
 
 
 @pytest.mark.parametrize("width", [256, 6144])
@@ -120,11 +167,6 @@ def test_the_sum_beside_the_shared_expert_has_the_gradients_of_plain_torch():
     assert _relative(found, wanted.detach()) < 5e-3
     for one, exact in zip(narrow, wide, strict=True):
         assert _relative(one.grad, exact.grad) < 1e-2
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for rows in ROWS:
-            inputs = [one.requires_grad_() for one in (_random(2 * rows, 256), _random(rows, 256), _random(rows, 1))]
-            summed = SumRowsBeside.apply(inputs[0], _choices(rows), *inputs[1:])
-            summed.backward(torch.ones_like(summed))
 
 
 def test_hidden_states_that_pass_the_router_and_the_experts_have_the_gradients_of_plain_torch():
