@@ -33,11 +33,12 @@ def arrivals_by_expert(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, 
     counts: int64 [ranks, experts], how many of each, `total` in all. order: the arrival in each row after sorting by
     expert, those of an expert as they came. places: the row of each arrival. Nothing is read from the device.
     """
-    ranks, experts = counts.shape
-    every = torch.arange(experts, device=counts.device).repeat(ranks)
-    chosen = every.repeat_interleave(counts.flatten(), output_size=total)
-    order, places, _ = sort_by_expert(chosen.unsqueeze(1), experts)
-    return order, places.flatten()
+    by_rank, by_expert = counts.flatten(), counts.t().flatten()
+    first_arrivals = by_rank.cumsum(0) - by_rank
+    first_rows = (by_expert.cumsum(0) - by_expert).view(counts.shape[::-1]).t().flatten()
+    arrivals = torch.arange(total, device=counts.device)
+    places = arrivals + (first_rows - first_arrivals).repeat_interleave(by_rank, output_size=total)
+    return torch.empty_like(places).scatter_(0, places, arrivals), places
 
 
 class ReorderedRows(torch.autograd.Function):

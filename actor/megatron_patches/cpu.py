@@ -45,12 +45,6 @@ replaces(
     why="Megatron's optimizer compares names of CUDA tensor types and moves tensors by .cuda()",
     drop_when="Megatron compares dtypes and uses .to()",
 )
-replaces(
-    "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
-    "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
-    why="all-to-all needs host integers as split sizes; only CUDA tensors are converted",
-    drop_when="it converts tensors of the CPU too",
-)
 
 CPU = torch.device("cpu")
 
@@ -82,7 +76,6 @@ def install_cpu() -> None:
     _patch_random_state()
     _patch_type_names()
     _patch_device_literals()
-    _patch_split_sizes()
     # Compiling the few fused element-wise functions costs a C++ build of seconds each and gains nothing here.
     torch.compiler.set_stance("force_eager")
 
@@ -210,19 +203,3 @@ def _patch_device_literals() -> None:
     for name in _CUDA_LITERALS.targets:
         module: Any = importlib.import_module(name)
         module.torch = proxy
-
-
-def _patch_split_sizes() -> None:
-    """All-to-all needs host integers as split sizes; stock code converts only CUDA tensors (moe_utils.py:1093)."""
-    import megatron.core.transformer.moe.moe_utils as moe_utils
-    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
-
-    original = moe_utils.maybe_move_tensor_to_cpu
-
-    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
-            return tensor.numpy()
-        return original(tensor, as_numpy, record_stream)
-
-    moe_utils.maybe_move_tensor_to_cpu = to_host
-    token_dispatcher.maybe_move_tensor_to_cpu = to_host
