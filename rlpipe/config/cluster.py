@@ -80,6 +80,10 @@ class SpeedsConfig(Section):
     pack_overhead_tokens: int = Field(2300, ge=0)
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
+    host_layer_seconds: float = Field(0.0055, ge=0)
+    """Of the host, to start the kernels of a layer in one pass over a pack, however small: no pass takes less.
+    `benchmarks/split_layers.py --packs 2x128` measures it."""
+
     exchange_share_of_link: float = Field(0.7, gt=0, le=1)
     """Of the link between GPUs, activations that ranks send each other (TP, CP, EP and PP above 1)."""
 

@@ -69,12 +69,8 @@ def plan_seconds(
     """By phase. ref_logprob and old_logprob only where the run needs them, rollout only where an engine has room for a
     request."""
     busy = _busy_share(config, lengths) / _last_stage(config, model, cluster, lengths)
-    training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
-    training += _adapter_seconds(config, model, cluster, lengths)
-    passes = 3 if config.actor.recompute.chosen == "full" else 2
-    exchanging = _exchange_seconds(config, model, cluster, lengths)
     seconds = {
-        "forward_backward": (training / config.actor.processes + passes * exchanging) / busy,
+        "forward_backward": _training_seconds(config, model, cluster, lengths) / busy,
         "optimizer": config.algorithm.updates_per_iteration * _optimizer_seconds(config, model, cluster, memory),
     }
     if config.sft:
@@ -94,10 +90,23 @@ def plan_seconds(
     return {phase: value for phase, value in seconds.items() if value}
 
 
+def _training_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Of forward and backward passes over all sequences, when no rank waits for the fullest. A backward pass takes
+    twice as long as a forward pass, of which full recomputation makes two."""
+    training = _device_seconds(_training_work(config, model, cluster, lengths), config, model, cluster)
+    training += _adapter_seconds(config, model, cluster, lengths)
+    forward_passes = 2 if config.actor.recompute.chosen == "full" else 1
+    forward = training / config.actor.processes / (forward_passes + 2)
+    exchanging = _exchange_seconds(config, model, cluster, lengths)
+    least = _launch_seconds(config, model, cluster, lengths)
+    return forward_passes * max(forward + exchanging, least) + max(2 * forward + exchanging, least)
+
+
 def _forward_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
     """Of a forward pass over all sequences, when no rank waits for the fullest."""
     forward = _device_seconds(_forward_work(model, lengths.sequence_tokens, lengths.samples), config, model, cluster)
-    return forward / config.actor.processes + _exchange_seconds(config, model, cluster, lengths)
+    forward = forward / config.actor.processes + _exchange_seconds(config, model, cluster, lengths)
+    return max(forward, _launch_seconds(config, model, cluster, lengths))
 
 
 def _adapter_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
@@ -162,7 +171,7 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
     parallel, shares = config.actor.parallel, _Shares.of(config, lengths)
     packs = max(1.0, shares.packs) / config.algorithm.updates_per_iteration
     filling = (parallel.pipeline - 1) / (parallel.virtual_pipeline or 1)
-    return lengths.samples / (shares.ranks * shares.samples) * packs / (packs + filling)
+    return shares.even(lengths) * packs / (packs + filling)
 
 
 def _last_stage(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
@@ -193,13 +202,25 @@ class _Shares:
         tokens = samples * lengths.sequence_tokens / parallel.context
         return cls(ranks, samples, tokens / config.actor.pack_tokens, tokens)
 
+    def even(self, lengths: Lengths) -> float:
+        """What a rank would have if all had as much, over what the fullest has."""
+        return lengths.samples / (self.ranks * self.samples)
+
+
+def _launch_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
+    """Of the host, which gives the device the work of a pass over all sequences: the same for a pack of any size."""
+    if not cluster.gpus:
+        return 0.0
+    shares = _Shares.of(config, lengths)
+    packs = max(float(config.algorithm.updates_per_iteration), shares.packs) * shares.even(lengths)
+    return packs * len(model.shape.layers) / config.actor.parallel.pipeline * cluster.speeds.host_layer_seconds
+
 
 def _exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
     """Of a forward pass over all sequences, when no rank waits for the fullest."""
     shares = _Shares.of(config, lengths)
-    even = lengths.samples / (shares.ranks * shares.samples)
     packs = max(float(config.algorithm.updates_per_iteration), shares.packs)
-    return even * exchange_seconds(config, model.shape, cluster, shares.tokens, packs)
+    return shares.even(lengths) * exchange_seconds(config, model.shape, cluster, shares.tokens, packs)
 
 
 def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterConfig) -> float:

@@ -104,7 +104,7 @@ def test_recurrent_states_cap_the_requests(overrides, slots):
 @pytest.mark.parametrize(
     ("more", "part", "grows"),
     [
-        ("actor.recompute.granularity=none", "activations", True),
+        ("actor.recompute.granularity=full", "activations", False),
         ("actor.optimizer.cpu_offload_fraction=0.5", "optimizer", True),
         ("actor.logprob_chunk_tokens=4096", "logits chunk", True),
         ("weight_sync.bucket_bytes=104857600", "weight sync", False),
@@ -156,6 +156,17 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase):
     assert {name: after[name] for name in after if name not in (phase, "rollout")} == {
         name: before[name] for name in before if name not in (phase, "rollout")
     }
+
+
+def test_no_pass_takes_less_than_the_host_needs_to_start_its_kernels():
+    cluster, model = load_cluster("local_8x141gb"), load_model("Qwen3.5-35B-A3B")
+    slow = cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update={"host_layer_seconds": 1.0})})
+    kept = ["algorithm.kl.coefficient=0.01", *WHOLE_LAYERS, *KEPT]
+    for granularity, passes in (("none", 2), ("full", 3)):
+        config = load_config(SEED, [*kept, f"actor.recompute.granularity={granularity}"])
+        seconds, quick = (plan(config, model, one).seconds for one in (slow, cluster))
+        assert seconds["forward_backward"] == pytest.approx(passes * 16 * 40)  # 16 packs of a rank, 40 layers
+        assert seconds["ref_logprob"] - quick["ref_logprob"] == pytest.approx(16 * 40, rel=0.02)
 
 
 def test_weights_that_engines_keep_in_8_bits_take_half_as_long_to_send():
@@ -224,6 +235,7 @@ def test_eight_billion_parameters_do_not_fit_a_laptop():
     assert "DOES NOT FIT  host memory" in output
 
 
+KEPT = ["actor.recompute.granularity=full", "actor.max_tokens_per_gpu=8448"]
 WHOLE_LAYERS = [f"actor.parallel.{key}" for key in ("tensor=1", "sequence=false", "context=1", "expert=1")]
 MOE = PROJECT / "configs/recipes/qwen3_30b_a3b_dapo.yaml"
 
@@ -283,7 +295,7 @@ def test_the_last_stage_of_a_pipeline_has_the_head_beside_its_layers():
 
     def stages_over_whole(model: Model) -> float:
         alone, four = (
-            plan(load_config(SEED, [*WHOLE_LAYERS, f"actor.parallel.pipeline={stages}"]), model, cluster)
+            plan(load_config(SEED, [*WHOLE_LAYERS, *KEPT, f"actor.parallel.pipeline={stages}"]), model, cluster)
             for stages in (1, 4)
         )
         return four.seconds["forward_backward"] / alone.seconds["forward_backward"]
