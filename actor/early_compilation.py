@@ -12,6 +12,7 @@ from actor.layers.gdn_kernels import GdnKernels
 from actor.layers.packed import PackedSequences
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.jit_monitor import JitMonitor
+from rlpipe.jit_monitor.compile_turns import after_the_first
 from rlpipe.jit_monitor.hooks.parallel_tuning import compiling_only
 from rlpipe.model.description import GatedDeltaNetSizes
 
@@ -21,12 +22,13 @@ _TOKENS = 256  # of any sequence: no kernel has variants for lengths
 def compile_gated_delta_net(
     kernels: GdnKernels, sizes: GatedDeltaNetSizes, parallel: ParallelConfig, dtype: torch.dtype, monitor: JitMonitor
 ) -> None:
-    """Compile forward and backward for the heads of one rank; nothing where the kernels are plain torch."""
+    """Compile forward and backward for the heads of one rank; nothing where the kernels are plain torch. Ranks of a
+    machine have the same kernels: one compiles them, the others load them after it."""
     if kernels.backend == "torch":
         return
     ranks = parallel.tensor * parallel.context
     processors = torch.cuda.get_device_properties(compute_device()).multi_processor_count
-    with compiling_only(monitor.recorder):
+    with after_the_first(f"{kernels.backend} {sizes} {ranks} {dtype}"), compiling_only(monitor.recorder):
         for count in sequence_counts(kernels.backend, sizes.value_heads // ranks, processors):
             _run(kernels, sizes, ranks, count, dtype)
     release_cached_memory()

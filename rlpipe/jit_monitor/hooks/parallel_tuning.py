@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from rlpipe.jit_monitor.compile_turns import after_the_first
 from rlpipe.jit_monitor.hooks.wrapping import Detach, Hooks, wrap_method
 from rlpipe.jit_monitor.recorder import Recorder
 from rlpipe.shared.replaced_parts import relies_on, replaces
@@ -78,14 +79,16 @@ def _threads() -> int:
 
 
 def _compile_candidates(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> None:
-    """Compile the candidates for this call and launch nothing. One that cannot be compiled is left to the tuning run,
-    which counts it as infinitely slow."""
+    """Compile the candidates for this call and launch nothing; one process of the machine does, where several come with
+    the same call. One that cannot be compiled is left to the tuning run, which counts it as infinitely slow."""
     from triton.runtime._async_compile import AsyncCompileMode
 
     candidates = autotuner.prune_configs(kwargs)
     name = getattr(autotuner.base_fn, "__name__", "unknown")
+    constants = {key: value for key, value in sorted(kwargs.items()) if isinstance(value, int | float | str | None)}
     with (
         recorder.span("triton_autotune", name, f"{len(candidates)} candidates", compiled=False),
+        after_the_first(f"{name} {constants}"),
         ThreadPoolExecutor(_threads(), thread_name_prefix="triton-compile") as pool,
         AsyncCompileMode(pool, ignore_errors=True),
     ):
