@@ -64,6 +64,13 @@ from rollout.requests import GenerateRequest, Generation, SamplingParameters
 
 GPUS, NODE_GPUS, GROUP, AT_ONCE = 4096, 8, 8, 8
 RECIPE = "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+_SPLIT = {
+    "parallel.tensor": 2,
+    "parallel.sequence": "true",
+    "parallel.context": 4,
+    "recompute.granularity": "full",
+    "max_tokens_per_gpu": 8448,
+}
 PARTS = ("rollout", "metrics", "advantage", "pack", "send")
 
 
@@ -254,8 +261,10 @@ def stand_in_engine(index: int, answers: Sequence[bytes]) -> RunningEngine:
 
 
 def recipe(samples: int, overrides: Sequence[str] = ()) -> Config:
-    """The recipe of eight GPUs, spread over all of them: more data-parallel ranks and engines."""
+    """The recipe of eight GPUs, spread over all of them: more data-parallel ranks and engines, layers that several GPUs
+    share."""
     settings = ["model.path=configs/models/Qwen3.5-35B-A3B"]
+    settings += [f"actor.{key}={value}" for key, value in _SPLIT.items()]
     settings += [f"actor.processes={GPUS}", f"rollout.engines={GPUS // NODE_GPUS}", "rollout.engine.tensor_parallel=8"]
     settings += [f"rollout.prompts_per_iteration={samples // GROUP}", f"rollout.samples_per_prompt={GROUP}"]
     return load_config(RECIPE, [*settings, *overrides])
