@@ -58,12 +58,14 @@ class ActorGroup:
     it, too.
     """
 
-    def __init__(self, config: Config, workers: list[Any], addresses: list[WorkerAddress]) -> None:
+    def __init__(
+        self, config: Config, workers: list[Any], addresses: list[WorkerAddress], host_states_bytes: int = 0
+    ) -> None:
         self._config = config
         self._workers = workers
         # Before anything else is asked of them, while engines start.
         self._address_references = self._call("address")
-        self._importing = self._call("import_kernels")
+        self._importing = self._call("import_kernels", host_states_bytes)
         self._addresses = addresses
         self._answering = True
         self.notes: tuple[str, ...] = ()
@@ -92,11 +94,19 @@ class ActorGroup:
 
     @classmethod
     def launch(
-        cls, config: Config, placement: ActorPlacement | None = None, log_directory: str | None = None
+        cls,
+        config: Config,
+        placement: ActorPlacement | None = None,
+        log_directory: str | None = None,
+        host_states_bytes: int = 0,
     ) -> "ActorGroup":
-        """Start the processes, which import in the background and take no device memory until `join`."""
+        """Start the processes, which import in the background and take no device memory until `join`.
+
+        host_states_bytes: of a process's optimizer states in host memory, which it makes meanwhile; more are made when
+        they are needed, and what is too much is given back then.
+        """
         workers = [_start_process(config, rank, placement, log_directory) for rank in range(config.actor.processes)]
-        return cls(config, workers, [])
+        return cls(config, workers, [], host_states_bytes)
 
     def join(self) -> None:
         """Join the processes, load the policy. Raises as `start` does; `stop` has to be called then."""

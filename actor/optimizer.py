@@ -10,6 +10,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from actor.host_memory import HostMemory
 from actor.megatron_patches.offloaded_adam import OffloadedAdam, offloaded_adam
 from actor.models.build_model import reduce_replicated_gradients
 from actor.schedule import learning_rate_at
@@ -29,16 +30,23 @@ class Optimizer:
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], options: OptimizerConfig, dtype: str, total_steps: int
+        self,
+        chunks: Sequence[torch.nn.Module],
+        options: OptimizerConfig,
+        dtype: str,
+        total_steps: int,
+        host_memory: HostMemory | None = None,
     ) -> None:
         self.options = options
         self.total_steps = total_steps
         self.applied_steps = 0
         self._chunks = list(chunks)
-        with offloaded_adam(options.moments_dtype):
+        with offloaded_adam(options.moments_dtype, host_memory):
             self.megatron: Any = get_megatron_optimizer(_megatron_config(options, dtype), self._chunks)
         for adam in self.adams:
             adam.zero_state()
+        if host_memory is not None:
+            host_memory.give_back()
 
     @property
     def adams(self) -> list[OffloadedAdam]:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from actor.adam import update_in_place
+from actor.host_memory import HostMemory
 from actor.transfer_stream import (
     Event,
     TransferStream,
     compute_after,
-    page_locked,
     record_compute,
     wait_on_host,
 )
@@ -60,10 +60,10 @@ class Chunk:
 class HostStates:
     """Masters in float32 and both moments in `moments_dtype`, of `elements` parameters, in host memory."""
 
-    def __init__(self, elements: int, moments_dtype: torch.dtype) -> None:
-        self.master = page_locked(elements, torch.float32)
-        self.exp_avg = page_locked(elements, moments_dtype)
-        self.exp_avg_sq = page_locked(elements, moments_dtype)
+    def __init__(self, elements: int, moments_dtype: torch.dtype, memory: HostMemory) -> None:
+        self.master = memory.zeros(elements, torch.float32)
+        self.exp_avg = memory.zeros(elements, moments_dtype)
+        self.exp_avg_sq = memory.zeros(elements, moments_dtype)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,12 +90,16 @@ class StreamedAdam:
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[Tensor]], moments_dtype: torch.dtype, chunk_elements: int = CHUNK_ELEMENTS
+        self,
+        groups: Sequence[Sequence[Tensor]],
+        moments_dtype: torch.dtype,
+        chunk_elements: int = CHUNK_ELEMENTS,
+        memory: HostMemory | None = None,
     ) -> None:
         self._chunks = tuple(_chunks(groups, chunk_elements))
         self._ranges = _ranges(groups)
         self.elements = sum(chunk.elements for chunk in self._chunks)
-        self.states = HostStates(self.elements, moments_dtype)
+        self.states = HostStates(self.elements, moments_dtype, memory or HostMemory())
         self._device = next(parameter.device for group in groups for parameter in group)
         self._slot_elements = max(chunk.elements for chunk in self._chunks)
         self._free: list[_Slot] = []

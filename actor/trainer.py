@@ -22,6 +22,7 @@ from actor.hf.adapter_weights import start_adapters
 from actor.hf.frozen_parameters import frozen_targets
 from actor.hf.load_weights import load_hf
 from actor.hf.tensor_placement import global_name
+from actor.host_memory import HostMemory
 from actor.losses.objective import MISMATCH
 from actor.models.build_model import build_model
 from actor.models.policy_model import PolicyModel, take_mtp_loss
@@ -59,7 +60,10 @@ class TrainerOptions:
 class Trainer:
     """Build it in every process after `actor.distributed.start_model_parallel`; every method is collective."""
 
-    def __init__(self, options: TrainerOptions, clock: RankClock | None = None) -> None:
+    def __init__(
+        self, options: TrainerOptions, clock: RankClock | None = None, host_memory: HostMemory | None = None
+    ) -> None:
+        """host_memory: for the states of the first optimizer."""
         self.options = options
         self.clock = clock or RankClock()
         self.layout = ActorLayout.of(options.actor)
@@ -77,7 +81,7 @@ class Trainer:
             for chunk in self.policy:
                 chunk.config.timers = MegatronTimers(self.clock)
         with self._build_part("optimizer"):
-            self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps)
+            self.optimizer = self._new_optimizer(options.actor.optimizer, options.total_steps, host_memory)
         self.memory = DeviceMemory(self.chunks, self.clock.part)
         self.counts = UpdateCounts()
 
@@ -210,8 +214,10 @@ class Trainer:
                 if global_name(chunk, name) in frozen:
                     parameter.requires_grad_(False)
 
-    def _new_optimizer(self, options: OptimizerConfig, total_steps: int) -> Optimizer:
-        return Optimizer(self.chunks, options, self.options.actor.dtype, total_steps)
+    def _new_optimizer(
+        self, options: OptimizerConfig, total_steps: int, host_memory: HostMemory | None = None
+    ) -> Optimizer:
+        return Optimizer(self.chunks, options, self.options.actor.dtype, total_steps, host_memory)
 
     def _report(self, metrics: dict[str, float], reason: str | None, culprits: tuple[str, ...] | None) -> StepReport:
         if reason is None:

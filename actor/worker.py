@@ -27,6 +27,7 @@ from actor.device import (
 from actor.early_compilation import compile_gated_delta_net
 from actor.hf.adapter_weights import save_adapters
 from actor.hf.policy_folder import save_hf
+from actor.host_memory import HostMemory
 from actor.kernel_warm_up import warm_up
 from actor.layers.causal_attention import check_flash_attention
 from actor.layers.gdn_backend import GdnChoice, choose_gdn_backend
@@ -66,6 +67,7 @@ class ActorWorker:
         self._rank = rank
         self._store: Any = None
         self._gdn: GdnChoice | None = None
+        self._host_memory: HostMemory | None = None
         self._iteration = 0
         self._monitor = JitMonitor.install(
             JitSettings.of(config.jit), rank, on_stall=stall_log(f"actor-{rank}", log_directory)
@@ -80,8 +82,10 @@ class ActorWorker:
         self._guard = install_comm_guard(config.actor.comm_guard, rank)
         self._memory = MemoryPeaks()
 
-    def import_kernels(self) -> None:
-        """Import what the model's layers and their compilers need, and compile what needs next to no device memory."""
+    def import_kernels(self, host_states_bytes: int) -> None:
+        """Import what the model's layers and their compilers need, and compile what needs next to no device memory;
+        meanwhile make host memory for optimizer states."""
+        self._host_memory = HostMemory(host_states_bytes)
         self._gdn = choose_gdn(self._config)
         import_compilers()
         sizes = trainable_model(self._config.model.path).gated_delta_net
@@ -128,7 +132,7 @@ class ActorWorker:
         distributed.join_processes(self._store, self._rank, actor.processes, self._timeout_seconds)
         distributed.start_model_parallel(actor, self._config.seed)
         joined = time.perf_counter()
-        self._trainer = Trainer(trainer_options(self._config), self._clock)
+        self._trainer = Trainer(trainer_options(self._config), self._clock, self._host_memory)
         self._checkpointer = Checkpointer(self._trainer, self._config.checkpoint.keep)
         self._sender = WeightSender(
             self._trainer.policy,

@@ -17,6 +17,7 @@ from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDevice
 from torch import Tensor
 
 from actor.adam import Bfloat16Moments, DeviceAdam, DeviceAdamBfloat16Moments, HostAdam, HostAdamBfloat16Moments
+from actor.host_memory import HostMemory
 from actor.streamed_adam import StreamedAdam
 from actor.transfer_stream import has_transfers
 from rlpipe.shared.replaced_parts import relies_on, replaces
@@ -59,6 +60,7 @@ class OffloadedAdam(HybridDeviceOptimizer):
     """`streamed` holds the states of host memory where a GPU updates them; None elsewhere."""
 
     streamed: StreamedAdam | None = None
+    host_memory: HostMemory | None = None
 
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **{**options, "pin_cpu_grads": False, "pin_cpu_params": False})
@@ -131,7 +133,7 @@ class OffloadedAdam(HybridDeviceOptimizer):
             groups = [[p for p in group["params"] if p in on_host] for group in self.param_groups]
             rounded = issubclass(self.cpu_optimizer_cls, Bfloat16Moments)
             dtype = torch.bfloat16 if rounded else torch.float32
-            self.streamed = StreamedAdam([group for group in groups if group], dtype)
+            self.streamed = StreamedAdam([group for group in groups if group], dtype, memory=self.host_memory)
         host_groups: list[dict[str, Any]] = []
         device_groups: list[dict[str, Any]] = []
         host_of, to_fp32 = {}, {}
@@ -243,8 +245,9 @@ class _Placeholder(OffloadedAdam):
 
 
 @contextmanager
-def offloaded_adam(moments_dtype: str) -> Iterator[None]:
-    """Within the block Megatron builds its optimizers from this module's class and those of `actor.adam`.
+def offloaded_adam(moments_dtype: str, host_memory: HostMemory | None = None) -> Iterator[None]:
+    """Within the block Megatron builds its optimizers from this module's class and those of `actor.adam`, with states
+    in `host_memory`.
 
     Megatron looks the classes up as globals; there is no argument for them.
     """
@@ -253,7 +256,11 @@ def offloaded_adam(moments_dtype: str) -> Iterator[None]:
         (megatron_optimizer, "CPUAdam", HostAdamBfloat16Moments if half else HostAdam),
         (megatron_optimizer, "Adam", DeviceAdamBfloat16Moments if half else DeviceAdam),
         (megatron_optimizer, "HybridDeviceOptimizer", _Placeholder),
-        (distrib_optimizer, "HybridDeviceOptimizer", OffloadedAdam),
+        (
+            distrib_optimizer,
+            "HybridDeviceOptimizer",
+            type("OffloadedAdam", (OffloadedAdam,), {"host_memory": host_memory}),
+        ),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     for module, name, replacement in replaced:

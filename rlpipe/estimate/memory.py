@@ -38,6 +38,7 @@ _ENGINE_PROCESS = 3_500_000_000
 _DRIVER = 2_000_000_000
 _LOGITS_COPIES = 5
 _SCALE_BYTES_PER_WEIGHT = 4 / 128**2  # of FP8 by blocks
+_PADDED_STATES = 1.01
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
 _GRADIENT_BYTES = 4
 _PLANNED_WITHIN = 1.1  # bytes are planned within 10 %
@@ -258,6 +259,11 @@ def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) 
 def offloaded_bytes(config: Config, model: Model, cluster: ClusterConfig) -> float:
     """Optimizer states of a rank that have their place in host memory; 0 on a CPU, where all have."""
     return _optimizer_bytes(config, model) * _offloaded(config) if cluster.gpus else 0.0
+
+
+def host_state_bytes(config: Config, model: Model) -> int:
+    """The same, if the rank has a GPU, with room for what Megatron fills its buffers up with."""
+    return int(_PADDED_STATES * _optimizer_bytes(config, model) * _offloaded(config))
 
 
 def _engine_bytes_beside_passes(config: Config, cluster: ClusterConfig, memory: Memory) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from actor.group import ActorGroup
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.root import Config
+from rlpipe.estimate.memory import host_state_bytes
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.shared.interrupts import CleanupStack
@@ -16,6 +17,7 @@ from rlpipe.training.adapter_updates import engine_room, merged_note
 from rlpipe.training.memory_sharing import MemorySharing, open_memory_sharing
 from rlpipe.training.placement import Placement, placements
 from rlpipe.training.ray_cluster import ray_cluster
+from rlpipe.training.trained_share import planned_model
 from rlpipe.training.warm_up import warm_up_actor
 from rollout.pool import RolloutPool
 from rollout.requests import EngineHealth
@@ -121,7 +123,8 @@ def open_workers(
             with_text=config.rollout.generate.function != "agent",  # which reads what its endpoint makes of tokens
         )
         stack.callback(pool.stop)
-        actor = ActorGroup.launch(config, bundles.actor, log_directory)
+        states = host_state_bytes(config, planned_model(config))
+        actor = ActorGroup.launch(config, bundles.actor, log_directory, states)
         stack.callback(actor.stop)
         with clock.task("engines", "starting engines"):
             memory_sharing = open_memory_sharing(config, pool, actor)

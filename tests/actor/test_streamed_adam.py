@@ -5,7 +5,6 @@ import torch
 
 from actor import streamed_adam
 from actor.streamed_adam import StreamedAdam
-from actor.transfer_stream import zero_in_parallel
 
 GROUPS = (
     {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1},
@@ -146,10 +145,3 @@ def test_what_was_changed_on_the_host_is_uploaded_anew():
     adam.forget()
     adam.restore_parameters()
     assert all(bool((owner == 2.0).all()) for group in owners for owner in group)
-
-
-@pytest.mark.parametrize("elements", [1, 15, 1_000_003])
-def test_threads_leave_nothing_of_a_host_tensor_out(elements):
-    tensor = torch.ones(elements)
-    zero_in_parallel(tensor)
-    assert not tensor.any()

@@ -1,0 +1,111 @@
+"""Memory for optimizer states is made ahead, taken in parts, and given back where nobody takes it."""
+
+import gc
+
+import psutil
+import pytest
+import torch
+
+from actor import host_memory
+from actor.host_memory import HostMemory, zero_in_parallel
+
+MEGABYTE = 2**20
+PAGE = 2 * MEGABYTE
+
+
+@pytest.fixture
+def locked(monkeypatch):
+    """As on a GPU: what is locked, by its address, without CUDA."""
+    found: dict[int, int] = {}
+
+    class Runtime:
+        cudaHostUnregister = staticmethod(found.pop)
+
+        @staticmethod
+        def cudaHostRegister(address: int, size: int, flags: int) -> int:
+            ends = [start + length for start, length in found.items()]
+            assert not any(start < address + size and address < end for start, end in zip(found, ends, strict=True)), (
+                "locked twice"
+            )
+            found[address] = size
+            return 0
+
+    monkeypatch.setattr(host_memory, "has_transfers", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime)
+    return found
+
+
+def _resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def test_tensors_lie_in_what_was_made_ahead_one_behind_the_other(locked):
+    memory = HostMemory(8 * PAGE)
+    first, second = memory.zeros(PAGE + 5, torch.bfloat16), memory.zeros(1000, torch.float32)
+    assert second.data_ptr() - first.data_ptr() == 3 * PAGE  # 2 x (PAGE + 5) bytes, to the next huge page
+    assert locked == {first.data_ptr(): 2 * (PAGE + 5), second.data_ptr(): 4000}
+    for one in (first, second):
+        assert not one.any()
+        one.fill_(1)
+    assert first.dtype is torch.bfloat16 and first.shape == (PAGE + 5,) and second.shape == (1000,)
+
+
+def test_what_is_made_ahead_is_there_before_anybody_asks_and_the_rest_is_given_back(locked):
+    before = _resident()
+    memory = HostMemory(100 * MEGABYTE)
+    memory._writing.join()
+    made = _resident() - before
+    assert made > 90 * MEGABYTE
+    taken = memory.zeros(30 * MEGABYTE, torch.uint8)
+    memory.give_back()
+    assert 20 * MEGABYTE < _resident() - before < 45 * MEGABYTE
+    assert not taken.any()
+    del taken
+    gc.collect()
+    assert _resident() - before < 15 * MEGABYTE and not locked
+
+
+def test_memory_is_unlocked_when_the_last_view_of_a_tensor_is_gone(locked):
+    memory = HostMemory(4 * PAGE)
+    tensor = memory.zeros(100, torch.float32)
+    view = tensor[10:20]
+    del tensor
+    gc.collect()
+    assert len(locked) == 1
+    del view
+    gc.collect()
+    assert not locked
+
+
+def test_what_does_not_fit_is_new_and_what_was_made_ahead_is_given_back_before(locked):
+    before = _resident()
+    memory = HostMemory(60 * MEGABYTE)
+    large = memory.zeros(80 * MEGABYTE, torch.uint8)
+    assert _resident() - before < 95 * MEGABYTE
+    later = HostMemory().zeros(7, torch.float32)
+    assert not large.any() and not later.any() and len(locked) == 2
+
+
+def test_where_memory_cannot_be_locked_the_error_names_what_helps(monkeypatch):
+    class Refusing:
+        @staticmethod
+        def cudaHostRegister(*_: object) -> int:
+            return 2
+
+    monkeypatch.setattr(host_memory, "has_transfers", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Refusing)
+    with pytest.raises(host_memory.ResourceError, match=r"CUDA error 2.*cpu_offload_fraction"):
+        HostMemory().zeros(10, torch.float32)
+
+
+def test_on_a_cpu_nothing_is_made_ahead_and_tensors_are_plain():
+    memory = HostMemory(2**50)
+    assert torch.equal(memory.zeros(3, torch.float32), torch.zeros(3))
+    memory.give_back()
+
+
+@pytest.mark.parametrize("elements", [1, 15, 1_000_003])
+def test_threads_leave_nothing_of_a_host_tensor_out(elements):
+    tensor = torch.ones(elements)
+    zero_in_parallel(tensor)
+    assert not tensor.any()
