@@ -57,7 +57,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdam(HybridDeviceOptimizer):
-    """`streamed` holds the states of host memory where a GPU updates them; None elsewhere."""
+    """`streamed` holds the states of host memory where a GPU updates them; None elsewhere.
+
+    host_memory: where those states are made, while `offloaded_adam` says so.
+    """
 
     streamed: StreamedAdam | None = None
     host_memory: HostMemory | None = None
@@ -256,17 +259,14 @@ def offloaded_adam(moments_dtype: str, host_memory: HostMemory | None = None) ->
         (megatron_optimizer, "CPUAdam", HostAdamBfloat16Moments if half else HostAdam),
         (megatron_optimizer, "Adam", DeviceAdamBfloat16Moments if half else DeviceAdam),
         (megatron_optimizer, "HybridDeviceOptimizer", _Placeholder),
-        (
-            distrib_optimizer,
-            "HybridDeviceOptimizer",
-            type("OffloadedAdam", (OffloadedAdam,), {"host_memory": host_memory}),
-        ),
+        (distrib_optimizer, "HybridDeviceOptimizer", OffloadedAdam),
+        (OffloadedAdam, "host_memory", host_memory),
     ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
-    for module, name, replacement in replaced:
-        setattr(module, name, replacement)
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, replacement in replaced:
+        setattr(owner, name, replacement)
     try:
         yield
     finally:
-        for module, name, original in before:
-            setattr(module, name, original)
+        for owner, name, original in before:
+            setattr(owner, name, original)
