@@ -81,8 +81,11 @@ class SpeedsConfig(Section):
     """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
     host_layer_seconds: float = Field(0.0055, ge=0)
-    """Of the host, to start the kernels of a layer in one pass over a pack, however small: no pass takes less.
-    `benchmarks/split_layers.py --packs 2x128` measures it."""
+    """Of the host, to start the kernels of a layer with experts or Gated DeltaNet in one pass over a pack, however
+    small: no pass takes less. `benchmarks/split_layers.py --packs 2x128` measures it."""
+
+    host_dense_layer_seconds: float = Field(0.0035, ge=0)
+    """The same of a layer that has neither. Of its parts within a layer that has both, until it is measured."""
 
     exchange_share_of_link: float = Field(0.7, gt=0, le=1)
     """Of the link between GPUs, activations that ranks send each other (TP, CP, EP and PP above 1)."""

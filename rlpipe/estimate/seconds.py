@@ -211,9 +211,10 @@ def _launch_seconds(config: Config, model: Model, cluster: ClusterConfig, length
     """Of the host, which gives the device the work of a pass over all sequences: the same for a pack of any size."""
     if not cluster.gpus:
         return 0.0
-    shares = _Shares.of(config, lengths)
+    shares, speeds = _Shares.of(config, lengths), cluster.speeds
     packs = max(float(config.algorithm.updates_per_iteration), shares.packs) * shares.even(lengths)
-    return packs * len(model.shape.layers) / config.actor.parallel.pipeline * cluster.speeds.host_layer_seconds
+    layer = speeds.host_dense_layer_seconds if model.is_dense else speeds.host_layer_seconds
+    return packs * len(model.shape.layers) / config.actor.parallel.pipeline * layer
 
 
 def _exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
