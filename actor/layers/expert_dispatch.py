@@ -129,6 +129,7 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
         if self.ep_size == 1 or self.num_local_experts == 1:
             return hidden_states
         rows: torch.Tensor = ReorderedRows.apply(hidden_states, self._places, self._order)
+        del self._order, self._places, self._arriving  # in every layer, they would take memory until its next pass
         return rows
 
     def token_combine(self, hidden_states: torch.Tensor, *_: object) -> torch.Tensor:
@@ -146,9 +147,11 @@ class TopKDispatcher(MoEAlltoAllTokenDispatcher):
 
         shared: the output of the expert of every token [t, 1, h], which joins the sum; logits: of its gate [t, 1].
         """
+        places = self._rows
+        del self._rows, self._counts
         if shared is None:
-            return SumRows.apply(rows, self._rows).view(self.hidden_shape)
-        return SumRowsBeside.apply(rows, self._rows, shared.flatten(0, -2), logits).view(self.hidden_shape)
+            return SumRows.apply(rows, places).view(self.hidden_shape)
+        return SumRowsBeside.apply(rows, places, shared.flatten(0, -2), logits).view(self.hidden_shape)
 
 
 class SentRows(torch.autograd.Function):
