@@ -122,7 +122,7 @@ def device_name() -> str:
 
 def host_buffer_like(tensor: torch.Tensor) -> torch.Tensor:
     """An uninitialised host tensor of the same shape and dtype; page-locked where that speeds up transfers."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=_has_cuda())
 
 
 def shareable_buffer(size_bytes: int) -> tuple[torch.Tensor, SharedBuffer]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ class HostMemory:
         self._ahead: mmap.mmap | None = None
         self._taken = 0
         if has_transfers() and ahead_bytes > 0:
-            self._ahead = _mapped(ahead_bytes)
+            with suppress(ResourceError):  # what is asked for later may be less, and says what helps if it is not
+                self._ahead = _mapped(ahead_bytes)
+        if self._ahead is not None:
             written = torch.frombuffer(self._ahead, dtype=torch.uint8)
             self._writing = threading.Thread(target=zero_in_parallel, args=(written, _THREADS_AHEAD), daemon=True)
             self._writing.start()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -10,8 +11,10 @@ Event: TypeAlias = torch.cuda.Event | None
 """A point in a stream; None on a CPU, where it has passed already."""
 
 
+@cache
 def has_transfers() -> bool:
-    """Whether host and device have memory of their own, so that something has to be transferred."""
+    """Whether host and device have memory of their own, so that something has to be transferred. Layers ask, and torch
+    would ask the driver each time."""
     return torch.cuda.is_available()
 
 

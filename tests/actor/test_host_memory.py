@@ -86,6 +86,12 @@ def test_what_does_not_fit_is_new_and_what_was_made_ahead_is_given_back_before(l
     assert not large.any() and not later.any() and len(locked) == 2
 
 
+def test_more_than_the_system_has_is_not_made_ahead_and_what_is_asked_for_is_new(locked):
+    memory = HostMemory(2**60)
+    assert not memory.zeros(9, torch.float32).any()
+    memory.give_back()
+
+
 def test_where_memory_cannot_be_locked_the_error_names_what_helps(monkeypatch):
     class Refusing:
         @staticmethod
