@@ -40,6 +40,8 @@ DISTRIBUTIONS = {
     "wandb_workspaces": "wandb-workspaces",
 }
 """By the name under which a package is imported; its private parts and assignments to its attributes are looked for."""
+EXTRAS = ("wandb_workspaces", "verifiers")
+"""Packages that a run does without: one feature needs each."""
 
 
 _search: list[str] | None = None  # folders to look for packages in; None for the environment's own
@@ -376,10 +378,12 @@ def undeclared(parts: list[Part], points: list[TouchPoint]) -> list[TouchPoint]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sentence for each part that differs, and for each whose package is not installed."""
+    """A sentence for each part that differs, for each whose package is not installed, and for each of an extra that
+    is not."""
 
     changed: list[str]
     skipped: list[str]
+    without: list[str]
 
 
 def read_record() -> dict[str, dict[str, str]]:
@@ -390,6 +394,7 @@ def read_record() -> dict[str, dict[str, str]]:
 def compare(parts: list[Part], record: Mapping[str, Mapping[str, str]]) -> Comparison:
     changed: list[str] = []
     skipped: list[str] = []
+    without: list[str] = []
     by_target: dict[str, list[Part]] = {}
     for part in parts:
         by_target.setdefault(part.target, []).append(part)
@@ -398,7 +403,8 @@ def compare(parts: list[Part], record: Mapping[str, Mapping[str, str]]) -> Compa
         try:
             text, found = source_of(target), fingerprint(target)
         except NoSourceError as error:
-            (changed if error.installed else skipped).append(f"{target} ({places}): {error}")
+            absent = without if users[0].package in EXTRAS else skipped
+            (changed if error.installed else absent).append(f"{target} ({places}): {error}")
             continue
         package = users[0].package
         here = f"{DISTRIBUTIONS.get(package, package)} {_installed_version(package)}"
@@ -408,7 +414,7 @@ def compare(parts: list[Part], record: Mapping[str, Mapping[str, str]]) -> Compa
         for words in sorted({words for part in users for words in part.texts}):
             if words not in text:
                 changed.append(f"{target} of {here} has lost the words {words!r}; look at {places}")
-    return Comparison(changed, skipped)
+    return Comparison(changed, skipped, without)
 
 
 def accept(parts: list[Part], names: list[str]) -> None:
@@ -442,7 +448,10 @@ def main(arguments: list[str]) -> int:
         print(f"not declared: {one.file}:{one.line}: {one.text}")
     for line in result.skipped:
         print(f"not here: {line}")
-    print(f"{len(parts)} parts in {len({part.file for part in parts})} files; {len(result.skipped)} not installed here")
+    for line in result.without:
+        print(f"without an extra: {line}")
+    absent = len(result.skipped) + len(result.without)
+    print(f"{len(parts)} parts in {len({part.file for part in parts})} files; {absent} not installed here")
     print(f"touch points: {len(points) - len(missing)} declared / {len(points)} found")
     return 1 if result.changed or missing else 0
 

@@ -69,6 +69,11 @@ def test_an_upgrade_is_looked_at_before_it_is_installed(tmp_path):
     assert "ray._private.worker:connect" in changed
     assert "ray._private.utils:set_sigterm_handler" not in changed
     assert all(target.startswith("ray.") for target in changed)
+    skipped, without = (
+        {line.removeprefix(kind).partition(".")[0] for line in done.stdout.splitlines() if line.startswith(kind)}
+        for kind in ("not here: ", "without an extra: ")
+    )
+    assert without == set(replaced_parts.EXTRAS) and "megatron" in skipped and not without & skipped
 
 
 @pytest.mark.parametrize(
