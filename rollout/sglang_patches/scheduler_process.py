@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from typing import Any
 
 from rlpipe.shared.replaced_parts import replaces
@@ -35,6 +36,7 @@ replaces(
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Takes the arguments of `sglang.srt.managers.scheduler.run_scheduler_process`; returns when the engine stops."""
+    hide_megatron()
     install_in_scheduler()
     check_sglang_version()
     avoid_named_semaphores()
@@ -60,6 +62,11 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     _install_drafting(server_arguments)
     gc.enable()  # paused by SchedulerEntry
     run_scheduler_process(*arguments, **keywords)
+
+
+def hide_megatron() -> None:
+    """A debugging module of SGLang imports Megatron-core where it exists, which takes seconds."""
+    sys.modules["megatron.core"] = None  # type: ignore[assignment]
 
 
 def _install_drafting(server_arguments: Any) -> None:

@@ -52,6 +52,17 @@ def test_torch_finds_no_triton_in_the_stand_in(tmp_path):
     assert _print_of_cpu_engine(program, tmp_path).split() == ["True", "False"]
 
 
+def test_a_scheduler_does_not_import_megatron(tmp_path):
+    program = """if True:
+        import sys
+        from rollout.sglang_patches.scheduler_process import hide_megatron
+        hide_megatron()
+        from sglang.srt.debug_utils.dumper import _MegatronPlugin
+        print(_MegatronPlugin._available, [name for name in sys.modules if name.startswith("megatron.core.")])
+    """
+    assert _print_of_cpu_engine(program, tmp_path).split() == ["False", "[]"]
+
+
 def test_the_stand_in_for_triton_can_be_annotated_with(tmp_path):
     """So kernels do that come with SGLang's for GPUs, and are imported wherever those are installed."""
     program = """
