@@ -25,7 +25,7 @@ _ALIGNMENT_BYTES = 2**21  # a huge page: none is locked twice
 _MOST_THREADS = 16
 """At most, since the other actors of a host do the same at that time."""
 
-_THREADS_AHEAD = 4
+_THREADS_AHEAD = 2
 """While compilers and engines want the cores."""
 
 

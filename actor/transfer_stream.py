@@ -10,6 +10,9 @@ import torch
 Event: TypeAlias = torch.cuda.Event | None
 """A point in a stream; None on a CPU, where it has passed already."""
 
+_CONVERTED_ELEMENTS = 2**26
+"""In one piece: device memory for so many is taken while it is on its way."""
+
 
 @cache
 def has_transfers() -> bool:
@@ -38,6 +41,16 @@ class TransferStream:
     def record(self) -> Event:
         """The point behind everything given to this stream so far."""
         return None if self._stream is None else self._stream.record_event()
+
+
+def copy_converted(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Values of `source` [n] go to `target` [n] in the target's dtype; what runs on the host next may be early.
+
+    They are converted on the source's device, a piece at a time. Left to one copy, torch would move them as they are
+    into memory of its own, which is not page-locked, and convert them there by one thread.
+    """
+    for values, into in zip(source.split(_CONVERTED_ELEMENTS), target.split(_CONVERTED_ELEMENTS), strict=True):
+        into.copy_(values.to(into.dtype), non_blocking=True)
 
 
 def record_compute() -> Event:

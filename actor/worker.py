@@ -84,14 +84,15 @@ class ActorWorker:
 
     def import_kernels(self, host_states_bytes: int) -> None:
         """Import what the model's layers and their compilers need, and compile what needs next to no device memory;
-        meanwhile make host memory for optimizer states."""
-        self._host_memory = HostMemory(host_states_bytes)
+        meanwhile make host memory for optimizer states. Imports come before that; beside it they take five times as
+        long."""
         self._gdn = choose_gdn(self._config)
         import_compilers()
         sizes = trainable_model(self._config.model.path).gated_delta_net
         kernels = None if self._gdn is None else load_kernels(self._gdn.backend)
         imported = time.perf_counter()
         self._start_seconds["import"] = imported - self._begin
+        self._host_memory = HostMemory(host_states_bytes)
         if kernels is not None and sizes is not None and self._config.jit.warms_up(torch.cuda.is_available()):
             dtype = getattr(torch, self._config.actor.dtype)
             compile_gated_delta_net(kernels, sizes, self._config.actor.parallel, dtype, self._monitor)

@@ -21,7 +21,7 @@ from actor.hf.adapter_table import AdaptedWeight
 from actor.hf.engine_adapters import engine_factors
 from actor.hf.export import Gatherer
 from actor.hf.policy_folder import replace_folder
-from actor.hf.safetensors_reader import HfCheckpoint, assemble
+from actor.hf.safetensors_reader import HfCheckpoint, fill_shard
 from actor.hf.tensor_placement import local_parameter, local_parameters, shard_group
 from actor.hf.weight_table import Entry
 from actor.models.policy_model import policy_of
@@ -137,4 +137,4 @@ def _fill(chunks: Sequence[torch.nn.Module], table: Sequence[AdaptedWeight], rea
             parameter = local_parameter(entry, parameters)
             if parameter is not None:
                 shard = shard_group(entry)
-                parameter.copy_(assemble(entry, shard.rank, shard.size, parameter.shape, read_slice))
+                fill_shard(parameter, entry, shard.rank, shard.size, read_slice)

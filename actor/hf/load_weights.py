@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from actor.hf.safetensors_reader import HfCheckpoint, unloaded_prefixes
+from actor.hf.safetensors_reader import HfCheckpoint, fill_shard, unloaded_prefixes
 from actor.hf.tensor_placement import has_mtp, local_parameter, local_parameters, shard_group, table_of
 from actor.hf.weight_table import Entry
 from rlpipe.model.description import TrainableModel
-from rlpipe.model.weight_checks import check_finite, check_tied_head
+from rlpipe.model.weight_checks import all_finite, check_finite, check_tied_head
 from rlpipe.shared.errors import ModelError
 
 
@@ -61,14 +61,14 @@ def _load_parameter(files: HfCheckpoint, entry: Entry, param: torch.nn.Parameter
     shard = shard_group(entry)
     reader = position % shard.replicas.size()
     if shard.replicas.rank() == reader:
-        param.copy_(files.read(entry, shard.rank, shard.size, param.shape))
+        fill_shard(param, entry, shard.rank, shard.size, files.read_slice)
     if shard.replicas.size() > 1:
         dist.broadcast(param.data, dist.get_global_rank(shard.replicas, reader), group=shard.replicas)
 
 
 def _check_finite(files: HfCheckpoint, mine: list[tuple[Entry, torch.nn.Parameter]]) -> None:
     """One look at the device for all parameters; every rank names the same tensor."""
-    flags = torch.stack([torch.isfinite(param.detach()).all() for _, param in mine]).tolist()
+    flags = torch.stack([all_finite(param.detach()) for _, param in mine]).tolist()
     bad = [source.name for (entry, _), fine in zip(mine, flags, strict=True) if not fine for source in entry.sources]
     gathered: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(gathered, bad)

@@ -114,15 +114,20 @@ class HfCheckpoint:
             )
         return tuple(extra)
 
-    def read(self, entry: Entry, rank: int, size: int, shape: torch.Size) -> torch.Tensor:
-        """One rank's shard of a parameter, in the files' dtype, on the CPU; reads each source's span of it once."""
-        return assemble(entry, rank, size, shape, self.read_slice)
 
+def fill_shard(
+    parameter: torch.Tensor,
+    entry: Entry,
+    rank: int,
+    size: int,
+    read_slice: Callable[[str, int, int, int], torch.Tensor],
+) -> None:
+    """Write one rank's shard into `parameter`, on its device and in its dtype, from slices (name, axis, start, stop)
+    of its sources, each asked for once.
 
-def assemble(
-    entry: Entry, rank: int, size: int, shape: torch.Size, read_slice: Callable[[str, int, int, int], torch.Tensor]
-) -> torch.Tensor:
-    """One rank's shard of a parameter from slices (name, axis, start, stop) of its sources, each asked for once."""
+    Slices go to the device as they are: put together on the host first, they would be copied once more, into memory
+    that the system has to make, and converted there by few threads.
+    """
     pieces = list(entry.shard(rank, size))
     spans: dict[int, tuple[int, int]] = {}
     for piece in pieces:
@@ -133,17 +138,17 @@ def assemble(
         for source, span in spans.items()
         if source != PADDING
     }
-    parts = []
+    shape = list(entry.sources[0].shape)
+    shape[entry.axis] = sum(piece.size for piece in pieces)
+    rows, position = parameter.view(shape), 0
     for piece in pieces:
+        part = rows.narrow(entry.axis, position, piece.size)
+        position += piece.size
         if piece.source == PADDING:
-            like = next(iter(blocks.values()), None)
-            dtype = torch.float32 if like is None else like.dtype
-            padding = list(entry.sources[0].shape)
-            padding[entry.axis] = piece.size
-            parts.append(torch.zeros(padding, dtype=dtype))
-        else:
-            parts.append(blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size))
-    return torch.cat(parts, entry.axis).reshape(shape)
+            part.zero_()
+            continue
+        block = blocks[piece.source].narrow(entry.axis, piece.start - spans[piece.source][0], piece.size)
+        part.copy_(block if block.dtype == part.dtype else block.to(part.device))
 
 
 def unloaded_prefixes(model: TrainableModel, with_mtp: bool) -> tuple[str, ...]:

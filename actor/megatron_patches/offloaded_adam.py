@@ -17,9 +17,10 @@ from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDevice
 from torch import Tensor
 
 from actor.adam import Bfloat16Moments, DeviceAdam, DeviceAdamBfloat16Moments, HostAdam, HostAdamBfloat16Moments
+from actor.device import synchronize_compute
 from actor.host_memory import HostMemory
 from actor.streamed_adam import StreamedAdam
-from actor.transfer_stream import has_transfers
+from actor.transfer_stream import copy_converted, has_transfers
 from rlpipe.shared.replaced_parts import relies_on, replaces
 
 replaces(
@@ -152,6 +153,7 @@ class OffloadedAdam(HybridDeviceOptimizer):
             for half, parameters in ((host_groups, halves[True]), (device_groups, halves[False])):
                 if parameters:
                     half.append({**group, "params": parameters})
+        synchronize_compute()
         return host_groups, device_groups, host_of, {master: one for one, master in host_of.items()}, to_fp32
 
     def _parameters_on_host(self, offload_fraction: float) -> set[Tensor]:
@@ -169,7 +171,7 @@ class OffloadedAdam(HybridDeviceOptimizer):
     def _master(self, original: Tensor, on_host: bool) -> Tensor:
         if on_host and self.streamed is not None:
             master = self.streamed.host_views(original)[0]
-            master.copy_(original.detach().view(-1))
+            copy_converted(original.detach().view(-1), master)
             return master
         if on_host or self.param_update_in_fp32 and original.dtype != torch.float32:
             return original.detach().clone().float()

@@ -80,15 +80,23 @@ def check_finite(folder: Path, names: Iterable[str] | None = None) -> None:
 
     Reads what it looks at from beginning to end.
     """
-    import torch
-
     files = tensor_files(folder)
     for name in files if names is None else names:
-        if not all(bool(torch.isfinite(rows.float()).all()) for rows in _rows(files[name], name)):
+        if not all(bool(all_finite(rows.float())) for rows in _rows(files[name], name)):
             raise ModelError(
                 f"{name} in {files[name]} holds values that are not finite: the folder is damaged or comes from a "
                 "training that diverged; use another one"
             )
+
+
+def all_finite(tensor: "Tensor") -> "Tensor":
+    """Whether no value is a NaN or an infinity, as a tensor [] of its device. The smallest and the largest value tell,
+    since a NaN would be both; a flag for each value takes twenty times as long on a CPU."""
+    import torch
+
+    if tensor.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    return torch.stack(torch.aminmax(tensor)).isfinite().all()
 
 
 def weights_fingerprint(folder: Path) -> str:

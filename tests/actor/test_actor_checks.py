@@ -10,7 +10,7 @@ from actor.hf.frozen_parameters import frozen_targets
 from rlpipe.config.actor import ActorConfig
 from rlpipe.model.actor_checks import check_actor, check_reference
 from rlpipe.model.model_reader import trainable_model
-from rlpipe.model.weight_checks import check_finite, check_tied_head
+from rlpipe.model.weight_checks import all_finite, check_finite, check_tied_head
 from rlpipe.shared.errors import ActorError, ModelError
 
 ONLY_LINEAR = TinyModel("x", "qwen3_5_text", GDN.changes | {"layer_types": ["linear_attention"] * 4})
@@ -95,6 +95,19 @@ def test_a_stored_head_unlike_the_embedding_is_refused(tmp_path):
     other = write_tensors(path, tmp_path / "other", tensors | {"lm_head.weight": embedding + 1})
     with pytest.raises(ModelError, match="lm_head.weight unlike model.embed_tokens.weight"):
         check_tied_head(model, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 6e4])
+def test_one_value_is_seen_wherever_it_lies(dtype, value):
+    for place in (0, 500, 998):
+        tensor = torch.randn(999, generator=torch.Generator().manual_seed(0)).to(dtype)
+        tensor[place] = value
+        assert bool(all_finite(tensor)) is (value == 6e4)
+
+
+def test_a_tensor_without_values_is_finite():
+    assert all_finite(torch.zeros(3, 0)) and all_finite(torch.tensor(2.0))
 
 
 def test_a_tensor_that_is_not_finite_is_named(tmp_path):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from actor import streamed_adam
+from actor import streamed_adam, transfer_stream
 from actor.streamed_adam import StreamedAdam
+from actor.transfer_stream import copy_converted
 
 GROUPS = (
     {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1},
@@ -145,3 +146,12 @@ def test_what_was_changed_on_the_host_is_uploaded_anew():
     adam.forget()
     adam.restore_parameters()
     assert all(bool((owner == 2.0).all()) for group in owners for owner in group)
+
+
+@pytest.mark.parametrize("elements", [1, 7, 8, 50])
+def test_values_are_converted_in_pieces_and_none_is_left_out(monkeypatch, elements):
+    monkeypatch.setattr(transfer_stream, "_CONVERTED_ELEMENTS", 7)
+    source = torch.arange(elements, dtype=torch.float32).to(torch.bfloat16)
+    target = torch.full((elements + 1,), -1.0)
+    copy_converted(source, target[:elements])
+    assert target.tolist() == [*source.tolist(), -1.0]
