@@ -15,7 +15,7 @@ from sglang.srt.server_args import (
 
 from rlpipe.shared.replaced_parts import replaces
 from rollout.sglang_patches import state_caches
-from rollout.sglang_patches.scheduler_entry import SchedulerEntry
+from rollout.sglang_patches.scheduler_entry import SchedulerEntry, main_left_out
 
 replaces(
     "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes",
@@ -48,7 +48,8 @@ def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
             cls, server_args: ServerArgs, port_args: PortArgs, run_scheduler_process_func: Callable[..., None]
         ) -> tuple[SchedulerInitResult, list[Any] | None]:
             port_args.instance_id = instance
-            return super()._launch_scheduler_processes(server_args, port_args, run_scheduler_process_func)
+            with main_left_out():
+                return super()._launch_scheduler_processes(server_args, port_args, run_scheduler_process_func)
 
         @classmethod
         def _launch_detokenizer_subprocesses(

@@ -1,7 +1,9 @@
 """What SGLang hands to the processes of its schedulers. Light: it is the first of our modules that they import."""
 
 import gc
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -23,3 +25,16 @@ def _arrived() -> SchedulerEntry:
     """What follows in the pickle, SGLang's arguments, is imported from here on."""
     gc.disable()
     return SchedulerEntry()
+
+
+@contextmanager
+def main_left_out() -> Iterator[None]:
+    """Processes that are spawned inside do not import this process's program first: Ray's worker, and Ray with it,
+    which a scheduler does without."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__.update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

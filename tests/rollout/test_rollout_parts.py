@@ -63,6 +63,23 @@ def test_a_scheduler_does_not_import_megatron(tmp_path):
     assert _print_of_cpu_engine(program, tmp_path).split() == ["False", "[]"]
 
 
+def test_a_spawned_process_does_not_run_the_program_of_its_parent(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        import multiprocessing
+        print("program", flush=True)
+        if __name__ == "__main__":
+            from rollout.sglang_patches.scheduler_entry import main_left_out
+            process = multiprocessing.get_context("spawn").Process(target=print, args=("process",))
+            with main_left_out():
+                process.start()
+            process.join()
+            print(__file__)
+    """)
+    done = subprocess.run([sys.executable, str(program)], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.stdout.split() == ["program", "process", str(program)], done.stderr
+
+
 def test_the_stand_in_for_triton_can_be_annotated_with(tmp_path):
     """So kernels do that come with SGLang's for GPUs, and are imported wherever those are installed."""
     program = """
