@@ -23,7 +23,8 @@ from model_support import (
 from tensor_bits import bits
 from train_support import run_processes
 
-from actor.hf.weight_table import export_plan
+from actor.hf.safetensors_reader import fill_shard
+from actor.hf.weight_table import PADDING, Entry, Piece, Source, export_plan
 from rlpipe.model.model_reader import trainable_model
 
 TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
@@ -179,3 +180,15 @@ def test_a_saved_folder_says_its_dtype_and_keeps_its_chat_templates(paths, tmp_p
     assert (config["dtype"], config["text_config"]["dtype"], "torch_dtype" in config) == ("bfloat16",) * 2 + (False,)
     assert read_tensors(tmp_path / "saved")["lm_head.weight"].dtype is torch.bfloat16
     assert (tmp_path / "saved" / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_shard_is_rounded_to_the_parameter_and_padding_is_zero(axis, dtype):
+    """Rank 1 of 2 of five stored rows or columns that are padded to eight."""
+    stored = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+    entry = Entry("head", (Source("head", (5, 5)),), axis, ((Piece(0, 0, 5), Piece(PADDING, 0, 3)),), "tensor", "last")
+    parameter = torch.full((4, 5) if axis == 0 else (5, 4), torch.nan, dtype=dtype)
+    fill_shard(parameter, entry, 1, 2, lambda name, axis, start, stop: stored.narrow(axis, start, stop - start))
+    padding = torch.zeros((3, 5) if axis == 0 else (5, 3))
+    assert torch.equal(parameter, torch.cat([stored.narrow(axis, 4, 1), padding], axis).to(dtype))
