@@ -29,6 +29,7 @@ record() { # one after the other
 record gpu_engines jit_hooks &
 record gpu_kernels gpu_fused_functions gpu_chaos &
 record gpu_adapters gpu_runs &
+record gpu_drafts &
 wait
 record gpu_sharing gpu_memory gpu_layer_gradients
 python benchmarks/record.py # suites beside each other render the page from what was there then
