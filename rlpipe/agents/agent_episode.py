@@ -29,11 +29,12 @@ _LONG_TEXT = 50_000  # characters that take the tokenizer longer than other requ
 
 @dataclass(frozen=True)
 class Reply:
-    """One choice of an answer. `finish_reason` as OpenAI has it."""
+    """One choice of an answer. `finish_reason` as OpenAI has it; `stop_string`: the one that ended it."""
 
     message: Message
     generation: Generation
     finish_reason: str
+    stop_string: str | None
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,13 @@ class AgentEpisode:
         generations, prompt_tokens, seconds = await self._sample(place, (), request.wanted)
         answer_id, replies = uuid.uuid4().hex, []
         for generation in generations:
-            text, stopped = _before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
+            text, ended_by = _before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
             message = Message("assistant", text)
             node = self._add(Node(place.node, place.context_ids, generation, answer_id, (*place.messages, message)))
             for special in (True, False):  # agents are shown no special tokens, and may write them themselves
                 self._completions.append((shown + self._renderer.text_of(generation.token_ids, special), node))
-            reason = "stop" if stopped or generation.status is Status.COMPLETED else "length"
-            replies.append(Reply(message, generation, reason))
+            reason = "stop" if ended_by is not None or generation.status is Status.COMPLETED else "length"
+            replies.append(Reply(message, generation, reason, ended_by))
         return Answer(answer_id, tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
 
     def samples(self) -> Episode:
@@ -350,7 +351,9 @@ class AgentEpisode:
 
     def _reply(self, request: ChatRequest, opening: tuple[int, ...], generation: Generation, history: bytes) -> Reply:
         renderer = self._renderer
-        text, stopped = _before_stop(renderer.text_of(opening + generation.token_ids), request.wanted.stop)
+        text, ended_by = _before_stop(
+            renderer.text_of(opening + generation.token_ids), request.wanted.stop, len(renderer.text_of(opening))
+        )
         reasoning, content = split_reasoning(text, renderer.opens_reasoning(request.options) and not opening)
         parsed = Parsed(content)
         if request.parses_calls and renderer.tool_calls is not None:
@@ -365,10 +368,10 @@ class AgentEpisode:
         calls = tuple(
             CalledTool(call.name, call.arguments, f"call_{name}{index}") for index, call in enumerate(parsed.tool_calls)
         )
-        reason = "length" if generation.status is Status.TRUNCATED and not stopped else "stop"
+        reason = "length" if generation.status is Status.TRUNCATED and ended_by is None else "stop"
         if calls:
             reason = "tool_calls"
-        return Reply(Message("assistant", parsed.content, calls, reasoning), generation, reason)
+        return Reply(Message("assistant", parsed.content, calls, reasoning), generation, reason, ended_by)
 
     def _add(self, node: Node) -> Node:
         generation = node.generation
@@ -386,10 +389,16 @@ def _without_end(context_ids: tuple[int, ...], node: Node) -> tuple[int, ...]:
     return context_ids[1:] if ended else context_ids
 
 
-def _before_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The text without the stop string that ended it, and whether one did."""
-    ends = [text.rfind(one) for one in stop if text.rstrip().endswith(one)]
-    return (text[: min(ends)], True) if ends else (text, False)
+def _before_stop(text: str, stop: Sequence[str], opening_characters: int = 0) -> tuple[str, str | None]:
+    """The text before the first stop string that the policy wrote, and which that is: a token can go on after it.
+
+    opening_characters: of the text, written for the policy.
+    """
+    found = [(start, one) for one in stop if (start := text.find(one, opening_characters)) >= 0]
+    if not found:
+        return text, None
+    start, ended_by = min(found)
+    return text[:start], ended_by
 
 
 def _common(kept: Sequence[bytes], given: Sequence[bytes]) -> int:

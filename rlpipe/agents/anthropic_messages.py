@@ -23,6 +23,8 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant"):
             raise Refusal(f"messages[{index}].role is neither user nor assistant")
         converted += _messages(message, f"messages[{index}]")
+    if messages and messages[-1]["role"] == "assistant":
+        raise Refusal("the last message is the assistant's: an answer is not begun for this policy; leave it out")
     tools = body.get("tools") or []
     if not isinstance(tools, list):
         raise Refusal("tools is no list")
@@ -38,18 +40,13 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer(answer: Answer, model: str) -> dict[str, Any]:
     """Of `/v1/messages`."""
-    (reply,) = answer.replies
-    return {
-        **_head(answer, model),
-        "content": _blocks(answer),
-        "stop_reason": _STOP_REASONS[reply.finish_reason],
-    }
+    return {**_head(answer, model), "content": _blocks(answer), **_ending(answer)}
 
 
 def events(answer: Answer, model: str) -> Iterator[bytes]:
     """The same as server-sent events."""
-    (reply,) = answer.replies
-    yield _event("message_start", message={**_head(answer, model), "content": [], "stop_reason": None})
+    begun = {**_head(answer, model), "content": [], "stop_reason": None, "stop_sequence": None}
+    yield _event("message_start", message=begun)
     for index, block in enumerate(_blocks(answer)):
         if block["type"] == "text":
             start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -59,8 +56,7 @@ def events(answer: Answer, model: str) -> Iterator[bytes]:
         yield _event("content_block_start", index=index, content_block=start)
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    end = {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
-    yield _event("message_delta", delta=end, usage={"output_tokens": answer.completion_tokens})
+    yield _event("message_delta", delta=_ending(answer), usage={"output_tokens": answer.completion_tokens})
     yield _event("message_stop")
 
 
@@ -75,9 +71,15 @@ def _head(answer: Answer, model: str) -> dict[str, Any]:
         "type": "message",
         "role": "assistant",
         "model": model,
-        "stop_sequence": None,
         "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens},
     }
+
+
+def _ending(answer: Answer) -> dict[str, Any]:
+    (reply,) = answer.replies
+    if reply.finish_reason == "stop" and reply.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_string}
+    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:

@@ -89,6 +89,7 @@ class Endpoint:
         application.router.add_post(f"{root}/completions", self._answering(self._complete))
         application.router.add_post(f"{root}/messages", self._answering(self._anthropic))
         application.router.add_get(f"{root}/models", self._answering(self._models))
+        application.router.add_route("*", f"{root}/{{rest:.*}}", self._answering(self._unknown))
         application.router.add_route("*", "/{rest:.*}", self._answering(self._unknown))
         return application
 
@@ -165,7 +166,7 @@ class Endpoint:
 
 
 def _is_anthropic(request: Request) -> bool:
-    return request.path.endswith("/v1/messages")
+    return "/v1/messages" in request.path
 
 
 async def _body(request: Request) -> dict[str, Any]:

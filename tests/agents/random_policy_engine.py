@@ -54,8 +54,9 @@ class RandomPolicy:
         numbers = random.Random(request.seed + 1)
         ids = [*self.encode(self.text(numbers)), *self.broken_text(numbers), self.tokenizer.eos_token_id]
         for stop in request.sampling.stop:
-            if stop in self.tokenizer.decode(ids):
-                ids = self.encode(self.tokenizer.decode(ids).partition(stop)[0] + stop)
+            before, found, after = self.tokenizer.decode(ids).partition(stop)
+            if found:  # the token in which a stop string ends may go on after it
+                ids = self.encode(before + found + after[: numbers.randrange(3)])
         limit = min(request.sampling.max_new_tokens, self.most_tokens)
         return tuple(ids[:limit]), Status.COMPLETED if len(ids) <= limit else Status.TRUNCATED
 

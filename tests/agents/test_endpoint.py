@@ -287,6 +287,41 @@ def test_streams_and_log_probabilities_tell_what_was_sampled(tokenizer):
     assert plain.choices[0].logprobs.token_logprobs == list(policy.written[2].generation.logprobs)
 
 
+@pytest.mark.parametrize("stop", ["\n", ["never", " 5", "\nObservation:"], "\nObs"])
+def test_a_text_ends_before_the_first_stop_string_whatever_its_last_token_goes_on_with(tokenizer, stop):
+    policy = said(*["look\nObservation: 5"] * 8)(tokenizer)
+
+    async def use(open_episode):
+        one = open_episode()
+        for _ in range(4):  # which go on after it by nought to two characters
+            (chat,) = (await one.chat([{"role": "user", "content": "x"}], stop=stop)).choices
+            (plain,) = (await one.client.completions.create(model="policy", prompt="go", stop=stop)).choices
+            assert (chat.message.content, chat.finish_reason) == ("look", "stop")
+            assert (plain.text, plain.finish_reason) == ("look", "stop")
+
+    served(tokenizer, policy, use)
+    lengths = {len(one.generation.token_ids) for one in policy.written}
+    assert len(lengths) > 1, "no token went on after a stop string"
+
+
+def test_a_plain_completion_tells_how_it_ended_and_its_stream_what_it_took(tokenizer):
+    policy = said("one", "abcdef", "two")(tokenizer)
+
+    async def use(open_episode):
+        one = open_episode()
+        ended = await one.client.completions.create(model="policy", prompt="go")
+        cut = await one.client.completions.create(model="policy", prompt="go", max_tokens=3)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [chunk async for chunk in await one.client.completions.create(model="policy", prompt="go", **options)]
+        return ended.choices[0], cut.choices[0], chunks
+
+    ended, cut, chunks = served(tokenizer, policy, use)
+    assert (ended.text, ended.finish_reason) == ("one", "stop")
+    assert (cut.text, cut.finish_reason) == ("abc", "length")
+    assert [choice.text for chunk in chunks for choice in chunk.choices] == ["two"]
+    assert chunks[-1].usage.completion_tokens == len(policy.written[2].generation.token_ids)
+
+
 def test_plain_completions_go_on_from_kept_tokens_given_as_text_or_as_ids(tokenizer):
     policy = said("one", "two", "three")(tokenizer)
 
@@ -414,6 +449,8 @@ def test_an_episode_is_served_with_its_key_at_its_address_until_it_is_closed(tok
         assert [model.id async for model in one.client.models.list()] == ["policy"]
         with pytest.raises(openai.AuthenticationError):
             await one.client.with_options(api_key="wrong").models.list()
+        with pytest.raises(openai.NotFoundError, match="/v1/embeddings is not served"):
+            await one.client.embeddings.create(model="policy", input="x")
         one.endpoint.close_episode(one.url)
         with pytest.raises(openai.NotFoundError, match="or it is over"):
             await one.chat([{"role": "user", "content": "x"}])
