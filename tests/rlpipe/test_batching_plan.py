@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpipe.batching import PackLimits, advise_budget, cost_per_length, plan_packs, report_on
+from rlpipe.batching.balance import trade_sequences
 from rlpipe.batching.bins import best_fit_decreasing, deal, level_fit, split_to_count
 from rlpipe.shared.errors import ConfigError
 
@@ -132,6 +133,31 @@ def test_packs_that_are_worked_on_at_a_time_cost_alike_where_there_is_room(ranks
         [(plan_packs(lengths, PackLimits(capacity), ranks, quadratic), lengths)], PackLimits(capacity), quadratic
     )
     assert max(report.slot_imbalance, report.rank_imbalance) <= 1.02
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=4, max_size=60).map(np.array),
+    ranks=st.integers(2, 4),
+    room=st.integers(0, 9),
+)
+def test_trades_lose_no_sequence_keep_the_capacity_and_lower_the_largest_load(sizes, ranks, room):
+    packs = best_fit_decreasing(sizes, 50)
+    packs += [[] for _ in range(-len(packs) % ranks)]
+    dealt = [packs[rank::ranks] for rank in range(ranks)]
+    capacity = max(int(sizes[pack].sum()) for pack in packs) + room
+    costs = sizes.astype(np.float64)
+    traded = trade_sequences(dealt, sizes, costs, capacity)
+    assert sorted(item for rank in traded for pack in rank for item in pack) == list(range(len(sizes)))
+    assert [len(rank) for rank in traded] == [len(rank) for rank in dealt]
+    assert all(sizes[pack].sum() <= capacity for rank in traded for pack in rank)
+    before, after = (max(sum(costs[pack].sum() for pack in rank) for rank in one) for one in (dealt, traded))
+    assert after <= before
+
+
+def test_two_sequences_change_places_where_neither_fits_beside_the_other():
+    sizes = np.array([6, 4, 5, 3])
+    traded = trade_sequences([[[0, 1]], [[2, 3]]], sizes, sizes.astype(np.float64), 10)
+    assert [[sorted(pack) for pack in rank] for rank in traded] == [[[1, 2]], [[0, 3]]]
 
 
 def test_the_advisor_names_the_budget_that_saves_a_quarter_of_the_packs():
