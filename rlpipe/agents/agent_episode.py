@@ -18,6 +18,7 @@ from rlpipe.agents.tool_call_formats import Parsed, split_reasoning
 from rlpipe.generation.conversation import Generator
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds
+from rlpipe.generation.stop_strings import before_stop
 from rlpipe.shared.errors import RlpipeError
 from rlpipe.shared.sample import Episode, Status
 from rollout.partial_response import PartialResponse, merged_spans
@@ -126,7 +127,7 @@ class AgentEpisode:
         generations, prompt_tokens, seconds = await self._sample(place, (), request.wanted)
         answer_id, replies = uuid.uuid4().hex, []
         for generation in generations:
-            text, ended_by = _before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
+            text, ended_by = before_stop(self._renderer.text_of(generation.token_ids), request.wanted.stop)
             message = Message("assistant", text)
             node = self._add(Node(place.node, place.context_ids, generation, answer_id, (*place.messages, message)))
             for special in (True, False):  # agents are shown no special tokens, and may write them themselves
@@ -351,7 +352,7 @@ class AgentEpisode:
 
     def _reply(self, request: ChatRequest, opening: tuple[int, ...], generation: Generation, history: bytes) -> Reply:
         renderer = self._renderer
-        text, ended_by = _before_stop(
+        text, ended_by = before_stop(
             renderer.text_of(opening + generation.token_ids), request.wanted.stop, len(renderer.text_of(opening))
         )
         reasoning, content = split_reasoning(text, renderer.opens_reasoning(request.options) and not opening)
@@ -387,18 +388,6 @@ def _without_end(context_ids: tuple[int, ...], node: Node) -> tuple[int, ...]:
     """What comes after the kept tokens, less the end of the turn where the policy wrote it itself."""
     ended = context_ids[:1] == node.generation.token_ids[-1:]
     return context_ids[1:] if ended else context_ids
-
-
-def _before_stop(text: str, stop: Sequence[str], opening_characters: int = 0) -> tuple[str, str | None]:
-    """The text before the first stop string that the policy wrote, and which that is: a token can go on after it.
-
-    opening_characters: of the text, written for the policy.
-    """
-    found = [(start, one) for one in stop if (start := text.find(one, opening_characters)) >= 0]
-    if not found:
-        return text, None
-    start, ended_by = min(found)
-    return text[:start], ended_by
 
 
 def _common(kept: Sequence[bytes], given: Sequence[bytes]) -> int:

@@ -15,6 +15,7 @@ from rlpipe.environments.tools import Tool, ToolBox, ToolPlaces
 from rlpipe.generation.conversation import Conversation
 from rlpipe.generation.episode_makers import ConversationMaker
 from rlpipe.generation.generate_functions import GenerateFunction
+from rlpipe.generation.stop_strings import before_stop
 from rlpipe.shared.errors import DataError, RlpipeError
 from rlpipe.shared.sample import Prompt, Status
 from rlpipe.shared.turn import Ended, Outcome
@@ -153,7 +154,7 @@ class Episode:
             stop += (">>",)
         text = await sequence.write(stop, most_tokens=self._config.max_turn_tokens, final=False)
         begin = time.monotonic()
-        cut = sequence.last_token != sequence.tokenizer.eos_token_id and not text.rstrip().endswith(stop or ("\0",))
+        cut = sequence.last_token != sequence.tokenizer.eos_token_id and before_stop(text, stop)[1] is None
         calls = tool_calls(text, self._config.tool_format, environment.tools)
         action = Action(text, sequence.last_turn_ids, calls, agent, cut)
         step = await self._bounded("step", environment.step(action, self._toolbox))

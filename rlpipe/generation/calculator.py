@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from rlpipe.generation.conversation import Conversation
+from rlpipe.generation.stop_strings import before_stop
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -22,7 +23,7 @@ async def calculator(conversation: Conversation, max_calls: int = 8) -> None:
         text = await conversation.write(stop=(">>",))
         if conversation.finished:
             return
-        asked = re.search(r"<<([^<>]*)>>\s*$", text)
+        asked = re.search(r"<<([^<>]*)$", before_stop(text, (">>",))[0])
         conversation.insert(f" = {evaluate(asked.group(1))} " if asked else " = ? ")
         if conversation.finished:
             return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds, sequence_digest
+from rlpipe.generation.stop_strings import before_stop
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.number_arrays import LossMask, Tokens
 from rlpipe.shared.sample import Episode, Prompt, Sample, Status, VersionSpan
@@ -119,8 +120,8 @@ class Conversation:
         """Lets the policy go on until it ends its response, meets the limit, or has written one of `stop`.
 
         most_tokens: a limit of this turn; the response can go on after it. final: what ends the turn before its limit,
-        other than one of `stop`, ends the response too. Returns the new text. Raises RolloutError when the response is
-        finished already.
+        other than one of `stop`, ends the response too. Returns the new text, with the stop string and whatever the
+        token that completed it goes on with. Raises RolloutError when the response is finished already.
         """
         if self.finished:
             raise RolloutError(f"sample {self._prompt_request.sample_id}: write() after the response was finished")
@@ -273,8 +274,7 @@ class Conversation:
             return True
         if not final or generation.token_ids[-1] == self._tokenizer.eos_token_id:
             return final
-        # The token that completes a stop string may carry a blank behind it.
-        return not any(text.rstrip().endswith(one) for one in stop)
+        return before_stop(text, stop)[1] is None
 
     def _append(self, generation: Generation) -> None:
         tokens = len(generation.token_ids)

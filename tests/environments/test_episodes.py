@@ -87,6 +87,23 @@ def test_a_turn_ends_at_the_strings_that_are_said(tokenizer):
     assert [request.sampling.stop for request in policy.requests] == [("!",)] * 3
 
 
+class Watching(Echo):
+    """Remembers which turns a limit cut off."""
+
+    cuts: list[bool] = []
+
+    async def step(self, action, toolbox):
+        self.cuts.append(action.cut)
+        return await super().step(action, toolbox)
+
+
+def test_a_turn_that_a_stop_string_ended_is_not_cut_off_whatever_its_last_token_goes_on_with(tokenizer):
+    Watching.cuts.clear()
+    policy = ScriptedPolicy(tokenizer, "one!", "two!?", "three\n", "four five six seven", "eight", "bye<end>")
+    played(conversation_of(policy), name=f"{__name__}:Watching", stop=["!", "\n"], max_turn_tokens=12)
+    assert Watching.cuts == [False, False, False, True, True, False]
+
+
 def test_a_chat_is_written_as_the_template_does_and_only_the_policys_tokens_are_trained(tokenizer):
     policy = ScriptedPolicy(tokenizer, "hello<end>", "cut off here", "bye<end>")
     sample = played(conversation_of(policy), max_turn_tokens=7)

@@ -73,6 +73,29 @@ def test_tool_output_is_context_and_is_not_trained(tokenizer):
     assert second.sampling.max_new_tokens == 64 - first - len(inserted)
 
 
+@pytest.mark.parametrize(
+    ("text", "stop"), [("one\n", "\n"), ("one\n\n", "\n"), ("one>>, ", ">>"), ("one </answer>.", "</answer>")]
+)
+def test_a_turn_that_a_stop_string_ended_is_not_the_response_whatever_its_last_token_goes_on_with(
+    tokenizer, text, stop
+):
+    conversation = conversation_of(tokenizer, Script(tokenizer, text, "two"))
+
+    async def write():
+        assert await conversation.write(stop=("never", stop)) == text
+        assert not conversation.finished
+        await conversation.write(stop=("never", stop))
+
+    asyncio.run(write())
+    assert conversation.finished and len(conversation.turns) == 2
+
+
+def test_the_calculator_answers_an_expression_whose_last_token_goes_on_after_it(tokenizer):
+    conversation = conversation_of(tokenizer, Script(tokenizer, "so <<12+30>>, ", "Answer: 42"))
+    asyncio.run(calculator(conversation))
+    assert conversation.sample().response_text == "so <<12+30>>,  = 42 Answer: 42"
+
+
 def test_each_run_of_tokens_is_decoded_once(tokenizer, monkeypatch):
     decoded = []
     decode = type(tokenizer).decode
