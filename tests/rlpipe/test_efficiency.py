@@ -78,6 +78,22 @@ def test_speeds_are_what_was_trained_over_the_training_call(tmp_path):
     )
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_adapters_leave_untrained_is_not_executed(tmp_path, recompute):
+    adapted = ["actor.lora.rank=4", "actor.lora.targets=[layers.1.self_attn.q_proj]"]
+    config = _config(tmp_path, *adapted, f"actor.recompute.granularity={recompute}")
+    work = policy_work(config)
+    metrics = training_metrics(_record(), config, _packs(), _usages(), work)
+    padded = [length + -length % 4 for length in LENGTHS]
+    everything = hardware_flops(
+        work.shape, padded, Recompute(recompute, frozenset()), KernelWork(False, None, True), include_mtp=False
+    )
+    left = work.untrained.flops(padded, idle=recompute == "none")
+    assert 0 < left < everything
+    executed = (everything - left) / CALL_SECONDS / PROCESSES / 1e12
+    assert metrics["perf/actor_train_hfu"] == pytest.approx(executed / PEAK_TFLOPS)
+
+
 @pytest.mark.parametrize(("coefficient", "reference"), [(0.0, True), (0.1, False)])
 def test_a_reference_pass_has_a_speed_where_there_is_one(tmp_path, coefficient, reference):
     config = _config(tmp_path, f"algorithm.kl.coefficient={coefficient}")
