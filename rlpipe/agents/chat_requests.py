@@ -148,7 +148,7 @@ def _tools(value: Any) -> Tools:
 def _tool_choice(value: Any, tools: Tools) -> tuple[str, str | None]:
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         name = value["function"].get("name")
-        if name not in {tool["function"]["name"] for tool in tools}:
+        if name not in [tool["function"]["name"] for tool in tools]:
             raise Refusal(f"tool_choice names {str(name)[:80]!r}, which is none of the tools")
         return "required", name
     if value not in (None, "auto", "none", "required"):

@@ -390,6 +390,8 @@ REFUSED = [
     ({"top_logprobs": 3, "logprobs": True}, "of the sampled tokens alone"),
     ({"logit_bias": {"5": 1}}, "would change what is sampled"),
     ({"tool_choice": "required"}, "there are no tools"),
+    ({"tools": TOOLS, "tool_choice": {"function": {"name": {}}}}, "none of the tools"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]}, "tool_calls"),
     ({"tools": [{"name": "x"}]}, "is no function"),
     ({"stop": [1]}, "a list of at most"),
     ({"stop": 5}, "a list of at most"),
