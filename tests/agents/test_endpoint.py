@@ -117,10 +117,10 @@ async def _random_dialogues(open_episode, policy, seeds) -> Counter:
     return sum([await _random_dialogue(open_episode, policy, seed) for seed in seeds], Counter())
 
 
-def test_trained_tokens_are_the_sampled_ones_over_200_random_dialogues(tokenizer):
-    counts, policy = Counter(), RandomPolicy(tokenizer)
+def test_trained_tokens_are_the_sampled_ones_over_200_random_dialogues(any_tokenizer):
+    counts, policy = Counter(), RandomPolicy(any_tokenizer)
     found = served(
-        tokenizer,
+        any_tokenizer,
         policy,
         lambda open_episode: _random_dialogues(open_episode, policy, range(200)),
         limit=20_000,

@@ -88,7 +88,7 @@ def spoilt(body, numbers: random.Random):
 
 
 @pytest.mark.parametrize("formats", ["refused", "unenforced"])
-def test_no_request_makes_the_endpoint_fail_or_trains_what_was_not_sampled(tokenizer, formats):
+def test_no_request_makes_the_endpoint_fail_or_trains_what_was_not_sampled(any_tokenizer, formats):
     async def use(open_episode, numbers):
         statuses = []
         for episode in range(12):
@@ -106,9 +106,9 @@ def test_no_request_makes_the_endpoint_fail_or_trains_what_was_not_sampled(token
         return statuses
 
     async def run():
-        async with serving(tokenizer, policy, formats=formats) as open_episode:
+        async with serving(any_tokenizer, policy, formats=formats) as open_episode:
             return await use(open_episode, random.Random(len(formats)))
 
-    policy = RandomPolicy(tokenizer)
+    policy = RandomPolicy(any_tokenizer)
     statuses = asyncio.run(run())
     assert 0.2 < statuses.count(200) / len(statuses) < 0.8

@@ -16,6 +16,7 @@ from rlpipe.shared.errors import ConfigError, RolloutError
 from rlpipe.shared.sample import Prompt, Status, VersionSpan
 from rollout.partial_response import PartialResponse
 from rollout.requests import Generation, SamplingParameters, sample_seed
+from tests.merging_tokenizer import merging_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,14 @@ def test_the_calculator_answers_an_expression_whose_last_token_goes_on_after_it(
     conversation = conversation_of(tokenizer, Script(tokenizer, "so <<12+30>>, ", "Answer: 42"))
     asyncio.run(calculator(conversation))
     assert conversation.sample().response_text == "so <<12+30>>,  = 42 Answer: 42"
+
+
+def test_the_calculator_answers_where_a_token_joins_the_end_of_an_expression_to_what_follows():
+    tokenizer = merging_tokenizer([" <<12+30>>, so", "Answer: 42"])
+    assert tokenizer.tokenize("<<12+30>>, so")[-2:] == [">>,", "Ġso"]
+    conversation = conversation_of(tokenizer, Script(tokenizer, " <<12+30>>,", "Answer: 42"))
+    asyncio.run(calculator(conversation))
+    assert conversation.sample().response_text == " <<12+30>>, = 42 Answer: 42"
 
 
 def test_each_run_of_tokens_is_decoded_once(tokenizer, monkeypatch):
