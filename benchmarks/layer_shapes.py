@@ -42,6 +42,17 @@ def hybrid_config(layers: int, vocabulary: int, tiny: bool) -> dict[str, Any]:
     return config | _TINY if tiny else config
 
 
+def tiny_model(config: dict[str, Any]) -> dict[str, Any]:
+    """`config.json` with small widths, few layers and as many tokens as the bytes and a few more need.
+
+    Four layers are one period of a hybrid policy.
+    """
+    small = {name: value for name, value in _TINY.items() if name in config}
+    small |= {"intermediate_size": 128} if "intermediate_size" in config else {}
+    small |= {"layer_types": config["layer_types"][:4]} if "layer_types" in config else {}
+    return config | small | {"num_hidden_layers": 4, "vocab_size": 1024, "bos_token_id": 257, "eos_token_id": 256}
+
+
 def text_model(config: dict[str, Any]) -> dict[str, Any]:
     """`config.json` of the text model alone, of one that sees pictures too."""
     text = config.get("text_config")

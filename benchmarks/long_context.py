@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
+from run_table import Row
 from train_run import train
-from whole_step import Row
 
 from rlpipe.config.load import load_config
 from rlpipe.estimate.present_cluster import present_cluster

@@ -16,7 +16,6 @@ What has finished is written to --json FILE after every iteration, so a run that
 import argparse
 import itertools
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from statistics import fmean
 from typing import Any
 
 from random_policy import save_random_policy
+from run_table import Row, cell, derived, run_lines, start_seconds
 from whole_step_setup import PROJECT, Case, Setup, planned_figures
 
 from rlpipe.estimate.present_cluster import present_cluster
@@ -39,50 +39,6 @@ GUARDS = ("off", "selective", "every_call")
 _POLL_SECONDS = 0.5
 _END_SECONDS = 40.0
 _LOG_LINES = 20
-_PHASES = (
-    *("step", "rollout", "reward", "sleep_wake", "ref_logprob", "old_logprob", "advantage", "pack", "forward"),
-    *("backward", "optimizer", "exchange", "train_other", "weight_sync", "tracking", "unaccounted"),
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of a run's table: a metric and the planned figure beside it, what both are multiplied with, their form."""
-
-    title: str
-    metric: str
-    planned: str = ""
-    scale: float = 1.0
-    form: str = ",.2f"
-
-
-ROWS = [
-    *(Row(f"{phase} s", f"time/{phase}_seconds", phase) for phase in _PHASES),
-    Row("passes and exchange s", "forward_backward", "forward_backward"),
-    Row("tokens/s/GPU, whole step", "perf/tokens_per_gpu_per_second", form=",.0f"),
-    Row("rollout tokens/s", "perf/rollout_tokens_per_second", "rollout_tokens_per_second", form=",.0f"),
-    Row("rollout tokens/s/GPU", "perf/rollout_tokens_per_gpu_per_second", form=",.0f"),
-    Row("tokens of a response", "rollout/response_tokens_mean", form=",.0f"),
-    Row("actor tokens/s", "perf/actor_tokens_per_second", form=",.0f"),
-    Row("actor TFLOP/s/GPU, whole phase", "perf/actor_train_tflops_per_gpu", form=",.1f"),
-    Row("actor MFU, whole phase %", "perf/actor_train_mfu", scale=100, form=",.1f"),
-    Row("exposed optimizer % of it", "perf/optimizer_exposed_share", scale=100, form=",.1f"),
-    Row("ref log-prob TFLOP/s/GPU", "perf/ref_logprob_tflops_per_gpu", form=",.1f"),
-    Row("weight sync GB/s", "weight_sync/gigabytes_per_second", form=",.1f"),
-    Row("compile s", "perf/jit_seconds"),
-    Row("compiles", "perf/jit_compiles", form=",.0f"),
-    Row("GPU peak, engine works GB", "memory/engine_gpu_peak_bytes", "engine_gpu_bytes", 1e-9, ",.1f"),
-    Row("GPU peak, actor works GB", "memory/actor_gpu_peak_bytes", "actor_gpu_bytes", 1e-9, ",.1f"),
-    Row("actor's tensors at peak GB", "memory/actor_gpu_allocated_peak_bytes", "actor_tensor_bytes", 1e-9, ",.1f"),
-    Row("host GB, less before the run", "host_used_by_run", "host_bytes", 1e-9, ",.1f"),
-    Row("host peak of actor GB", "memory/actor_host_peak_bytes", scale=1e-9, form=",.1f"),
-    Row("host peak of engines GB", "memory/engine_host_peak_bytes", scale=1e-9, form=",.1f"),
-    Row("packs", "pack/packs_count", form=",.0f"),
-    Row("pack fill %", "pack/fill_share", scale=100, form=",.1f"),
-    Row("engines restarted", "fault/engine_restarts_count", form=",.0f"),
-    Row("|SGLang - Megatron| mean", "mismatch/logprob_abs_mean", form=".4f"),
-    Row("start to first token s", "perf/start_to_first_token_seconds", form=",.1f"),
-]
 
 # Of the seed's table: guard and kernel down, these across.
 COLUMNS = [
@@ -152,7 +108,7 @@ def main() -> None:
             runs.append(run)
             follow(run, folder, deadline, lambda: write(options, runs))
             write(options, runs)
-            print("\n".join(run_lines(run)), flush=True)
+            print("\n".join(run_lines(run.title, run.planned, run.iterations, run.start_seconds)), flush=True)
             if deadline.passed:
                 break
     if len(runs) > 1:
@@ -274,21 +230,12 @@ def take_rows(run: Run, folder: Path) -> bool:
     if not metrics.exists():
         return False
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    run.start_seconds = {
-        found[1]: seconds
-        for row in rows[:1]
-        for key, seconds in row.items()
-        if (found := re.fullmatch(r"start/(\w+)_seconds", key))
-    }
-    before, run.iterations = len(run.iterations), [derived(row, run) for row in rows if row["iteration"] > 0]
+    run.start_seconds = start_seconds(rows)
+    before, run.iterations = (
+        len(run.iterations),
+        [derived(row, run.host_before_bytes) for row in rows if row["iteration"] > 0],
+    )
     return len(run.iterations) > before
-
-
-def derived(row: dict[str, float], run: Run) -> dict[str, float]:
-    """With the figures that are made of others."""
-    used = row["memory/host_used_bytes"] - run.host_before_bytes
-    passes = sum(row[f"time/{phase}_seconds"] for phase in ("forward", "backward", "exchange"))
-    return row | {"forward_backward": passes, "host_used_by_run": used}
 
 
 def write(options: argparse.Namespace, runs: list[Run]) -> None:
@@ -300,24 +247,13 @@ def write(options: argparse.Namespace, runs: list[Run]) -> None:
     options.json.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def run_lines(run: Run) -> list[str]:
-    """The run's table: quantities down, `plan` and iterations across. What neither has is left out."""
-    lines = ["", run.title, f"{'':32}{'plan':>12}" + "".join(f"{int(row['iteration']):>12}" for row in run.iterations)]
-    for row in ROWS:
-        values = [run.planned.get(row.planned), *(iteration.get(row.metric) for iteration in run.iterations)]
-        if any(values):
-            lines.append(f"{row.title:32}" + "".join(_cell(value, row, 12) for value in values))
-    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in run.start_seconds.items())
-    return [*lines, f"start, s: {parts}"] if parts else lines
-
-
 def table_lines(runs: list[Run]) -> list[str]:
     """One row for each run: means over its iterations after the first, which compiles."""
     titles = "".join(f"{column.title:>21}" for column in COLUMNS)
     lines = ["", f"{'tokens':>8} {'trained':12}{'guard':12}{'gdn':10}" + titles]
     for run in runs:
         later = run.iterations[1:] or run.iterations
-        cells = (_cell(_mean(later, column.metric), column, 21) for column in COLUMNS)
+        cells = (cell(_mean(later, column.metric), column, 21) for column in COLUMNS)
         case = run.case
         lines.append(f"{case.response_tokens:>8,} {case.trained:12}{case.guard:12}{case.gdn:10}" + "".join(cells))
     return lines
@@ -327,10 +263,6 @@ def _mean(rows: list[dict[str, float]], metric: str) -> float | None:
     """None where no row has it: a CPU has no peak of a GPU."""
     values = [row[metric] for row in rows if metric in row]
     return fmean(values) if values else None
-
-
-def _cell(value: float | None, row: Row, width: int) -> str:
-    return " " * width if value is None else f"{value * row.scale:>{width}{row.form}}"
 
 
 if __name__ == "__main__":

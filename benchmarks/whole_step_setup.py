@@ -182,12 +182,10 @@ class Setup:
 def planned_figures(estimate: Plan) -> dict[str, float]:
     """What `plan` says: seconds by phase, and under names of their own speeds and bytes."""
     seconds, rollout = dict(estimate.seconds), estimate.config.rollout
-    responses = rollout.prompts_per_iteration * rollout.samples_per_prompt
-    figures = seconds | {
-        "step": sum(seconds.values()),
-        "rollout_tokens_per_second": responses * rollout.max_response_tokens / seconds["rollout"],
-        "host_bytes": float(sum(estimate.memory.host.values())),
-    }
+    figures = seconds | {"step": sum(seconds.values()), "host_bytes": float(sum(estimate.memory.host.values()))}
+    if "rollout" in seconds:
+        tokens = rollout.prompts_per_iteration * rollout.samples_per_prompt * rollout.max_response_tokens
+        figures["rollout_tokens_per_second"] = tokens / seconds["rollout"]
     needs = {need.name: float(need.total) for need in estimate.needs}
     if "GPU while the actor works" in needs:
         parts = {part: size for part, size in estimate.memory.actor.items() if part != "CUDA and NCCL"}

@@ -104,6 +104,7 @@ def _measured(values: list[float | None]) -> float | None:
 def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import whole_step
+    from run_table import ROWS
     from whole_step_setup import Case, Setup, planned_figures
 
     recorded = read_record(BENCHMARKS / "results" / f"{record.name}.json")
@@ -116,7 +117,7 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
     shape = setup.shape(setup.layers([Case(*run.case) for run in runs]))
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/config.json").write_text(json.dumps(shape))
-    rows = [row for row in whole_step.ROWS if row.planned and row.title not in record.left_out]
+    rows = [row for row in ROWS if row.planned and row.title not in record.left_out]
     for run in runs:
         options.settings = list(run.settings)  # what was chosen by memory that day
         figures = planned_figures(setup.plan(setup.write_configuration(Case(*run.case), str(tmp_path / "policy"))))
