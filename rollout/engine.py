@@ -16,7 +16,7 @@ from rollout import cleanup, kv_memory
 from rollout.arguments import EngineSetup
 from rollout.engine_counters import EngineCounters
 from rollout.engine_memory import EngineMemory
-from rollout.engine_start import checked_setup, prepare_process, sglang_arguments
+from rollout.engine_start import checked_setup, prepare_process, schedulers_ahead, sglang_arguments
 from rollout.engine_usage import UsageClock
 from rollout.engine_warm_up import warm_up_engine
 from rollout.failures import start_failure
@@ -87,22 +87,23 @@ class Engine:
         prepare_process(setup)
         self._first_token = FirstToken(Path(setup.log_path))  # beside the log, in a folder that is there by now
         self._draft_seconds = DraftSeconds(Path(setup.log_path))
-        with collection_paused():
-            from rollout.sglang_engine import start_sglang
+        with schedulers_ahead(setup) as ahead:
+            with collection_paused():
+                from rollout.sglang_engine import start_sglang
 
-            arguments, notes = sglang_arguments(setup)
-        imported = time.perf_counter()
-        try:
-            self._sglang = start_sglang(setup.instance, arguments)
-            manager = self._sglang.tokenizer_manager
-            self._counters = EngineCounters(manager.get_loads)
-            tokenizer = open_tokenizer(setup.model_path) if setup.with_text else None
-            self._responses = ResponseWriter(self._sglang, setup, self._pause, self._usage, tokenizer)
-            self._weights = WeightRequests(setup.index, manager, self._watch.call)
-            self._memory = MemoryRelease(setup, manager, self._watch)
-        except Exception as error:
-            await self.stop()
-            raise start_failure(setup, error) from None
+                arguments, notes = sglang_arguments(setup)
+            imported = time.perf_counter()
+            try:
+                self._sglang = start_sglang(setup.instance, arguments, ahead)
+                manager = self._sglang.tokenizer_manager
+                self._counters = EngineCounters(manager.get_loads)
+                tokenizer = open_tokenizer(setup.model_path) if setup.with_text else None
+                self._responses = ResponseWriter(self._sglang, setup, self._pause, self._usage, tokenizer)
+                self._weights = WeightRequests(setup.index, manager, self._watch.call)
+                self._memory = MemoryRelease(setup, manager, self._watch)
+            except Exception as error:
+                await self.stop()
+                raise start_failure(setup, error) from None
         await self._counters.attach()
         cleanup.remove_opened_files(setup.instance)
         started = time.perf_counter()

@@ -17,6 +17,7 @@ from rollout.draft_arguments import chosen_steps
 from rollout.failures import check_model_folder
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
+from rollout.scheduler_ahead import SchedulersAhead
 from rollout.sglang_patches.sglang_version import check_sglang_version
 from rollout.weights.receiver import VERIFY_VARIABLE
 
@@ -56,6 +57,17 @@ def prepare_process(setup: EngineSetup) -> None:
     cleanup.avoid_named_semaphores()
     if setup.device == "cuda":
         use_measured_blocks(cleanup.engine_directory(setup.instance) / "moe_kernels")
+
+
+def schedulers_ahead(setup: EngineSetup) -> SchedulersAhead:
+    """Call after `prepare_process`: what they import reads the environment, too."""
+    if not setup.memory_saver:
+        return SchedulersAhead(setup.engine.tensor_parallel)
+    # Its library has to be there when a process begins, as SGLang will see to.
+    from torch_memory_saver import configure_subprocess
+
+    with configure_subprocess():
+        return SchedulersAhead(setup.engine.tensor_parallel)
 
 
 def sglang_arguments(setup: EngineSetup) -> tuple[dict[str, Any], tuple[str, ...]]:

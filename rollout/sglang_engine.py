@@ -14,6 +14,7 @@ from sglang.srt.server_args import (
 )
 
 from rlpipe.shared.replaced_parts import replaces
+from rollout.scheduler_ahead import SchedulersAhead
 from rollout.sglang_patches import state_caches
 from rollout.sglang_patches.scheduler_entry import SchedulerEntry, main_left_out
 
@@ -25,8 +26,8 @@ replaces(
 )
 
 
-def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
-    """Starts an engine and blocks until it can answer. Raises what SGLang raises.
+def start_sglang(instance: str, arguments: dict[str, Any], ahead: SchedulersAhead) -> Engine:
+    """Starts an engine, whose schedulers are those `ahead`, and blocks until it can answer. Raises what SGLang raises.
 
     Call it in the thread whose event loop will run the engine's coroutines, and not in the main thread: there SGLang
     would install a signal handler that kills the whole process tree.
@@ -48,7 +49,7 @@ def start_sglang(instance: str, arguments: dict[str, Any]) -> Engine:
             cls, server_args: ServerArgs, port_args: PortArgs, run_scheduler_process_func: Callable[..., None]
         ) -> tuple[SchedulerInitResult, list[Any] | None]:
             port_args.instance_id = instance
-            with main_left_out():
+            with main_left_out(), ahead.become_spawned():
                 return super()._launch_scheduler_processes(server_args, port_args, run_scheduler_process_func)
 
         @classmethod

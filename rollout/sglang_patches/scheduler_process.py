@@ -2,13 +2,13 @@
 
 import gc
 import os
-import sys
 from typing import Any
 
 from rlpipe.shared.replaced_parts import replaces
 from rollout.cleanup import avoid_named_semaphores
 from rollout.fp8_arguments import quantization_here
 from rollout.jit_watch import install_in_scheduler
+from rollout.scheduler_ahead import leave_megatron_out
 from rollout.sglang_patches import (
     draft_choice,
     draft_clock,
@@ -36,7 +36,7 @@ replaces(
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Takes the arguments of `sglang.srt.managers.scheduler.run_scheduler_process`; returns when the engine stops."""
-    hide_megatron()
+    leave_megatron_out()
     install_in_scheduler()
     check_sglang_version()
     avoid_named_semaphores()
@@ -62,11 +62,6 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     _install_drafting(server_arguments)
     gc.enable()  # paused by SchedulerEntry
     run_scheduler_process(*arguments, **keywords)
-
-
-def hide_megatron() -> None:
-    """A debugging module of SGLang imports Megatron-core where it exists, which takes seconds."""
-    sys.modules["megatron.core"] = None  # type: ignore[assignment]
 
 
 def _install_drafting(server_arguments: Any) -> None:

@@ -4,7 +4,9 @@ import random
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
@@ -36,6 +38,14 @@ def test_answers_come_in_order_with_one_logprob_per_token_and_are_seen_as_they_f
     assert {one.request_id for one in seen} == {one.request_id for one in requests}
     assert all(len(one.logprobs) == len(one.token_ids) == 24 for one in generations)
     assert all(one.status is Status.TRUNCATED and one.retractions == 0 for one in generations)
+
+
+def test_schedulers_have_imported_beside_their_engine_and_have_their_name(dense_pool):
+    for pid, engine in zip(dense_pool.worker_pids(), dense_pool.serving(), strict=True):
+        assert len([child for child in psutil.Process(pid).children() if "scheduler" in child.name()]) == 1
+        log = Path(engine.setup.log_path).read_text()
+        assert len(re.findall(r"a scheduler to be imported for \d+\.\d s, then waited \d+\.\d s\n", log)) == 1
+        assert "becomes a scheduler" not in log
 
 
 def test_engines_decode_what_they_wrote_as_the_driver_would(dense_pool, dense_folder):

@@ -55,8 +55,8 @@ def test_torch_finds_no_triton_in_the_stand_in(tmp_path):
 def test_a_scheduler_does_not_import_megatron(tmp_path):
     program = """if True:
         import sys
-        from rollout.sglang_patches.scheduler_process import hide_megatron
-        hide_megatron()
+        from rollout.scheduler_ahead import leave_megatron_out
+        leave_megatron_out()
         from sglang.srt.debug_utils.dumper import _MegatronPlugin
         print(_MegatronPlugin._available, [name for name in sys.modules if name.startswith("megatron.core.")])
     """
