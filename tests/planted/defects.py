@@ -439,6 +439,28 @@ _ROLLOUT = [
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
     ),
     Defect(
+        "a scheduler keeps the environment that it was started with",
+        "rollout/scheduler_ahead.py",
+        "os.environ.update(environment)",
+        "os.environ.update({})",
+        "rollout/test_scheduler_ahead.py::test_what_is_spawned_is_a_process_that_was_there_with_the_environment_of_now",
+    ),
+    Defect(
+        "a scheduler is used though what its libraries read has changed",
+        "rollout/scheduler_ahead.py",
+        "if name.startswith(_READ_EARLY) and name not in _READ_LATER",
+        "if name.startswith(_READ_EARLY) and name in _READ_LATER",
+        "rollout/test_scheduler_ahead.py::test_one_that_would_not_be_the_same_is_left_out_and_ends",
+        "variable",
+    ),
+    Defect(
+        "a scheduler that waited has no name of its own",
+        "rollout/scheduler_ahead.py",
+        "setproctitle.getproctitle()  #",
+        "#",
+        "rollout/test_rollout_engine.py::test_schedulers_have_imported_beside_their_engine_and_have_their_name",
+    ),
+    Defect(
         "an engine that comes back samples with the weights of the model's folder",
         "rollout/fleet.py",
         "waits = self._holds_sent_weights or engine.setup.awaits_weights",

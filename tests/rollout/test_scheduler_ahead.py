@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rollout.scheduler_ahead import SchedulersAhead
+from tests.search_path import search_path
 
-PROJECT = Path(__file__).resolve().parents[2]
 SPAWN = multiprocessing.get_context("spawn")
 IMPORTS = ("colorsys", "no_module_of_this_name")
 SECONDS = 120
@@ -22,7 +22,7 @@ SECONDS = 120
 
 @pytest.fixture(autouse=True)
 def project_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT), str(Path(__file__).parent)]))
+    monkeypatch.setenv("PYTHONPATH", search_path(Path(__file__).parent))
 
 
 def tell(pipe, event, word) -> None:
