@@ -20,13 +20,15 @@ from rlpipe.jit_monitor import worker_caches
 from rlpipe.shared.collection import collection_paused
 from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.guarded_port import Endpoint
+from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.pack import Pack, PackFrame
 from rlpipe.shared.policy_facts import PolicyFacts
-from rlpipe.shared.remote import WorkerAddress, cluster_accelerator, gather, kill_processes
+from rlpipe.shared.remote import WorkerAddress, address_in_table, cluster_accelerator, gather, kill_processes
 from rlpipe.shared.weights import WeightBucket, WeightContent, WeightGroup
 
 T = TypeVar("T")
 _STOP_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 
 
 class ActorPlacement(Protocol):
@@ -218,13 +220,14 @@ class ActorGroup:
         """Addresses, one per process, at which the engine on the same device can open its buffers."""
         return self._all("listen_for_engine", self._config.deadlines.weight_sync_seconds)
 
-    def begin_join_weight_groups(self, groups: Sequence[WeightGroup]) -> Pending[str]:
+    def begin_join_weight_groups(self, groups: Sequence[WeightGroup], joining: Sequence[Any] = ()) -> Pending[str]:
         """Those processes join that are to send, and leave what they had joined; the engines must join meanwhile.
 
         One group of all engines, or for each engine one of it and the processes on its devices. The result says why it
-        did not work; it is empty where it did.
+        did not work; it is empty where it did. joining: references to the engines' calls; one that fails is not waited
+        for.
         """
-        references = self._call("join_weight_groups", list(groups))
+        references = self._call("join_weight_groups", list(groups), list(joining))
         seconds = self._config.deadlines.weight_sync_seconds
         return Pending(lambda: "; ".join(filter(None, self._gather(references, seconds, "join_weight_groups"))))
 
@@ -277,16 +280,31 @@ class ActorGroup:
         """Wait until the processes have started and imported what they need."""
         import ray
 
+        self._answering = False
+        end, waiting = time.monotonic() + seconds, self._address_references
+        watch = CallWatch([], "start", self._config.fault.probe_seconds)
         try:
-            self._addresses = ray.get(self._address_references, timeout=seconds)
-        except ray.exceptions.GetTimeoutError:
-            raise ActorError(
-                f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the cluster "
-                "too small for actor.processes, or deadlines.start_seconds too short?"
-            ) from None
+            while waiting:
+                ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_SECONDS)
+                ray.get(ready)
+                raise_if_requested()
+                if waiting and time.monotonic() >= end:
+                    raise ActorError(
+                        f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the "
+                        "cluster too small for actor.processes, or deadlines.start_seconds too short?"
+                    )
+                if not ready:  # one that was stopped never says where it is
+                    self._look_at_started(watch)
+            self._addresses = ray.get(self._address_references)
         except ray.exceptions.RayActorError as error:
             raise ActorLostError(f"start: a process of the actor died ({reason_of(error)})") from None
         self._gather(self._importing, seconds, "start")
+
+    def _look_at_started(self, watch: CallWatch) -> None:
+        """At those processes of which Ray knows where they run. Raises what `watch` does."""
+        places = (address_in_table(worker, f"actor-{rank}") for rank, worker in enumerate(self._workers))
+        self._addresses = watch.workers = [place for place in places if place is not None]
+        watch.look()
 
     def _check_steps(
         self, packs_by_data_rank: Sequence[Sequence[Sequence[PackFrame]]], algorithm: AlgorithmConfig

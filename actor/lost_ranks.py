@@ -26,10 +26,10 @@ _WAITING = re.compile(r"exchange_timer\.py|distributed_c10d|p2p_communication|to
 
 
 class CallWatch:
-    """What `gather` asks about one call to all processes."""
+    """What `gather` asks about one call to all processes. `workers`: those of them that are known."""
 
     def __init__(self, workers: Sequence[WorkerAddress], phase: str, every_seconds: float) -> None:
-        self._workers = workers
+        self.workers = workers
         self._phase = phase
         self._every_seconds = every_seconds
         self._begin = time.monotonic()
@@ -40,9 +40,9 @@ class CallWatch:
         """Raises ActorLostError for a process that is found stopped twice in a row: it never answers."""
         if time.monotonic() < self._next:
             return
-        states = process_states(self._workers)
-        stopped = {worker for worker in self._workers if states.get(worker.name) == "stopped"}
-        if both := [worker for worker in self._workers if worker in stopped & self._stopped]:
+        states = process_states(self.workers)
+        stopped = {worker for worker in self.workers if states.get(worker.name) == "stopped"}
+        if both := [worker for worker in self.workers if worker in stopped & self._stopped]:
             raise ActorLostError(
                 f"{self._phase}: {_names(both)} of the actor hangs: its process was stopped by a signal, so it has "
                 f"no stack to show; noticed {time.monotonic() - self._begin:.0f} seconds after the call"
@@ -52,9 +52,9 @@ class CallWatch:
 
     def late(self, slow: Sequence[WorkerAddress], seconds: float) -> RlpipeError:
         """The error for a late call: because of those slow ranks that do not wait for others."""
-        states = process_states(self._workers)
+        states = process_states(self.workers)
         stacks = {worker.name: _stack(worker, states) for worker in slow}
-        gone = [worker for worker in self._workers if states.get(worker.name) == "gone"]
+        gone = [worker for worker in self.workers if states.get(worker.name) == "gone"]
         culprits = gone or [worker for worker in slow if not _WAITING.search(stacks[worker.name])] or slow
         return ActorLostError(
             f"{self._phase}: no answer within {seconds:g} seconds because of {_names(culprits)}; raise the deadline in "
@@ -65,7 +65,7 @@ class CallWatch:
     def failed(self, error: Exception, index: int) -> Exception:
         """The error to raise for what worker `index` answered with, or for what Ray says about it."""
         if isinstance(error, ray.exceptions.RayActorError):
-            gone = self._workers[index : index + 1]
+            gone = self.workers[index : index + 1]
             return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died ({reason_of(error)}){_log(gone)}")
         if not isinstance(error, ray.exceptions.RayTaskError):
             return error
@@ -75,7 +75,7 @@ class CallWatch:
             return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died{_log(gone)}")
         if not _BROKEN.search(str(error)):
             return error
-        name = self._workers[index].name
+        name = self.workers[index].name
         return ActorLostError(
             f"{self._phase}: an exchange of {name} with the others failed ({_last_line(error)}). Its stack:\n{error}"
         )
@@ -84,8 +84,8 @@ class CallWatch:
         """Processes that have ended. A peer notices that before the system says so."""
         end = time.monotonic() + _SETTLE_SECONDS
         while True:
-            states = process_states(self._workers)
-            gone = [worker for worker in self._workers if states.get(worker.name) == "gone"]
+            states = process_states(self.workers)
+            gone = [worker for worker in self.workers if states.get(worker.name) == "gone"]
             if gone or time.monotonic() > end:
                 return gone
             time.sleep(_POLL_SECONDS)

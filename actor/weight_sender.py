@@ -78,8 +78,16 @@ class WeightSender:
         self._listener = Listener()
         return self._listener.address
 
-    def join(self, groups: Sequence[WeightGroup], store: dist.Store, timeout_seconds: float) -> str:
-        """Leave what was joined before, and join in the processes that are to send; blocks until the engines have.
+    def join(
+        self,
+        groups: Sequence[WeightGroup],
+        store: dist.Store,
+        timeout_seconds: float,
+        engine_failed: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Leave what was joined before, and join in the processes that are to send; blocks until the engines have, or
+        one `engine_failed`, which is asked meanwhile where buffers are shared. In a group that communicates, engines
+        are waited for no longer than JOIN_SECONDS.
 
         One group of all engines, which meet in `store`, or for each engine one in which buffers are shared. Returns why
         it did not work, empty where it did.
@@ -90,7 +98,7 @@ class WeightSender:
         if rank not in self._senders:
             return ""
         try:
-            self._transport = self._joined(self._senders[rank], store, timeout_seconds)
+            self._transport = self._joined(self._senders[rank], store, timeout_seconds, engine_failed)
         except TransferError as error:
             return f"the actor's process {rank} could not join a weight group: {error}"
         return ""
@@ -160,14 +168,16 @@ class WeightSender:
             return [None] * len(exported)
         return _experts(gather, source, exported)
 
-    def _joined(self, group: WeightGroup, store: dist.Store, timeout_seconds: float) -> WeightTransport:
+    def _joined(
+        self, group: WeightGroup, store: dist.Store, timeout_seconds: float, engine_failed: Callable[[], bool]
+    ) -> WeightTransport:
         if group.backend != BUFFERS:
             return Broadcast(group, dist.get_rank(), store, timeout_seconds)
         if self._listener is None:
             raise WeightSyncError("no engine can share this process's buffers: call listen before joining")
         listener, self._listener = self._listener, None
         largest = max(self.plans.values(), key=len)
-        return SharedBuffers(listener, largest, timeout_seconds)
+        return SharedBuffers(listener, largest, timeout_seconds, engine_failed)
 
 
 class _HandOver:

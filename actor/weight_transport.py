@@ -133,12 +133,18 @@ class SharedBuffers:
     Nothing is sent: the engine loads straight from the buffer.
     """
 
-    def __init__(self, listener: Listener, plan: Sequence[WeightBucket], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        plan: Sequence[WeightBucket],
+        timeout_seconds: float,
+        engine_failed: Callable[[], bool] = lambda: False,
+    ) -> None:
         largest = max(bucket.size_bytes for bucket in plan)
         buffers = [shareable_buffer(largest) for _ in range(min(IN_FLIGHT, len(plan)))]
         self._tensors = [tensor for tensor, _ in buffers]
         handles = [handle for _, handle in buffers]
-        self._writer: Writer = _of_channel(lambda: listener.accept(handles, timeout_seconds))
+        self._writer: Writer = _of_channel(lambda: listener.accept(handles, timeout_seconds, engine_failed))
         self._next = 0
         self._unread = 0
 

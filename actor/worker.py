@@ -211,9 +211,10 @@ class ActorWorker:
     def listen_for_engine(self) -> str:
         return self._sender.listen()
 
-    def join_weight_groups(self, groups: Sequence[WeightGroup]) -> str:
+    def join_weight_groups(self, groups: Sequence[WeightGroup], joining: Sequence[Any]) -> str:
         """Why it did not work; empty where it did."""
-        return self._sender.join(groups, self._store, self._config.deadlines.weight_sync_seconds)
+        seconds = self._config.deadlines.weight_sync_seconds
+        return self._sender.join(groups, self._store, seconds, lambda: _any_failed(joining))
 
     def send_weights(self, verify: bool, receiving: Sequence[Any], content: WeightContent) -> WeightSendReport:
         self._trainer.memory.require("weights", "sending weights")
@@ -267,6 +268,8 @@ def _any_failed(references: Sequence[Any]) -> bool:
     """Whether one of these calls has ended with an error."""
     import ray
 
+    if not references:
+        return False
     ready, _ = ray.wait(list(references), num_returns=len(references), timeout=0)
     try:
         ray.get(ready)

@@ -9,7 +9,8 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from rlpipe.shared.errors import WeightSyncError
@@ -18,6 +19,7 @@ from rlpipe.shared.weights import SharedBuffer
 _FULL = b"full"
 _FREE = b"free"
 _FAILED = b"failed "
+_LOOK_SECONDS = 0.2
 
 
 class Listener:
@@ -32,18 +34,36 @@ class Listener:
     def close(self) -> None:
         self._socket.close()
 
-    def accept(self, buffers: Sequence[SharedBuffer], timeout_seconds: float) -> "Writer":
-        """Wait for the reader and tell it the buffers. Raises WeightSyncError when none comes in time."""
-        self._socket.settimeout(timeout_seconds)
+    def accept(
+        self,
+        buffers: Sequence[SharedBuffer],
+        timeout_seconds: float,
+        reader_failed: Callable[[], bool] = lambda: False,
+    ) -> "Writer":
+        """Wait for the reader and tell it the buffers. Raises WeightSyncError when none comes in time, and as soon as
+        `reader_failed`, which is asked meanwhile."""
         try:
-            peer, _ = self._socket.accept()
+            connection = _checked(self._peer(time.monotonic() + timeout_seconds, reader_failed))
         except TimeoutError:
             raise WeightSyncError(f"no engine opened the shared buffers within {timeout_seconds:g} seconds") from None
         finally:
             self._socket.close()
-        connection = _checked(peer)
-        connection.send_bytes(pickle.dumps(tuple(buffers)))
+        try:
+            connection.send_bytes(pickle.dumps(tuple(buffers)))
+        except OSError:
+            raise WeightSyncError("the engine that opened the shared buffers is gone; see its log") from None
         return Writer(connection, timeout_seconds)
+
+    def _peer(self, end: float, reader_failed: Callable[[], bool]) -> socket.socket:
+        while True:
+            self._socket.settimeout(max(0.001, min(_LOOK_SECONDS, end - time.monotonic())))
+            try:
+                return self._socket.accept()[0]
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    raise
+            if reader_failed():
+                raise WeightSyncError("the engine that was to open the shared buffers failed; see its log")
 
 
 class Writer:

@@ -120,7 +120,7 @@ class WeightSync:
         self._pool.weights.leave()
         groups = self._shared_buffers(engines) if self._config.ray.colocate else [self._broadcast_group(len(engines))]
         calls = self._pool.weights.join(groups, engines)
-        joining = self._actor.begin_join_weight_groups(groups)
+        joining = self._actor.begin_join_weight_groups(groups, calls.references)
         failure, joined = together(joining.result, lambda: self._collect(calls, "joining the weight group"))
         if _is_incomplete(engines, joined, failure):
             return False

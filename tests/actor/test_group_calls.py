@@ -1,9 +1,11 @@
 """How the driver starts the processes of the actor and how long it waits for which call, where there are none."""
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
 
@@ -11,7 +13,9 @@ from actor import group as actor_group
 from actor.group import ActorGroup
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
+from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.pack import dummy_pack
+from rlpipe.shared.remote import address_in_table
 from tests.small_config import small_config
 
 DEADLINES = {"start_seconds": 1, "train_seconds": 2, "weight_sync_seconds": 3, "checkpoint_seconds": 4}
@@ -81,3 +85,37 @@ def test_a_call_may_take_as_long_as_its_kind_and_is_looked_at_as_often_as_is_sai
         with suppress(AttributeError, TypeError):  # what the processes would have answered is of another type
             call(group)
         assert waits == [(DEADLINES[f"{kind}_seconds"], 0.5)]
+
+
+def silent():
+    """A process of the actor that has started and does not say so yet."""
+
+    class Silent:  # in a function, so that Ray's process gets the class and not the name of this module
+        def run(self, method, *arguments):
+            time.sleep(600)
+
+    return ray.remote(Silent).options(num_cpus=0).remote()
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_is_stopped_before_it_says_where_it_is_is_noticed_and_ended(ray_session, stopped):
+    workers = [silent(), silent()]
+    config = small_config(deadlines={"start_seconds": 60}, fault={"probe_seconds": 0.2})
+    group = ActorGroup(config, workers, [])
+    while (place := address_in_table(workers[stopped], "")) is None:
+        time.sleep(0.05)
+    process = psutil.Process(place.pid)
+    process.suspend()
+    begin = time.monotonic()
+    with pytest.raises(ActorLostError, match=rf"start: actor-{stopped} \(pid {place.pid}\) of the actor hangs"):
+        group.join()
+    assert time.monotonic() - begin < 45
+    group.stop()
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_processes_that_never_start_are_said_to_be_too_many(ray_session):
+    group = ActorGroup(small_config(deadlines={"start_seconds": 1}), [silent()], [])
+    with pytest.raises(ActorError, match="1 processes did not start within 1 seconds"):
+        group.join()
+    group.stop()

@@ -31,6 +31,7 @@ class Chaos:
 
     def __init__(self, strikes: list[Strike], record: Path, folder: Path) -> None:
         from rollout.pool import RolloutPool
+        from rollout.weights.engine_groups import EngineWeightGroups
 
         self._strikes, self._record, self._folder = strikes, record, folder
         self._iteration: int | None = None
@@ -39,6 +40,7 @@ class Chaos:
         self._watch_tasks()
         self._watch_calls(RolloutPool, "sleep")
         self._watch_calls(RolloutPool, "wake")
+        self._watch_calls(EngineWeightGroups, "join", after_strikes=True)
         self._note_results()
 
     def begin(self, iteration: int | None, words: str) -> None:
@@ -97,12 +99,15 @@ class Chaos:
 
         Console.task = watched  # type: ignore[method-assign,assignment]
 
-    def _watch_calls(self, owner: type, method: str) -> None:
+    def _watch_calls(self, owner: type, method: str, after_strikes: bool = False) -> None:
+        """after_strikes: the call is made when the strikes that are due have been made; it takes milliseconds."""
         original = getattr(owner, method)
 
         @functools.wraps(original)
         def watched(*arguments: Any, **keywords: Any) -> Any:
             self.begin(self._iteration, method)
+            while after_strikes and self._due:
+                self._due.pop().join()
             return original(*arguments, **keywords)
 
         setattr(owner, method, watched)

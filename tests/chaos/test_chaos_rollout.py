@@ -58,6 +58,17 @@ def test_an_engine_lost_between_two_buckets_of_weights(whole, tmp_path, victim, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", ROLLOUT)
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("layout", ["two engines", "shared memory"])
+def test_an_engine_that_came_back_is_lost_again_as_it_joins(whole, tmp_path, victim, how, layout):
+    strikes = [Strike("scheduler", "kill", "rollout", 2, 0.1), Strike(victim, how, "join", 2)]
+    run = disturbed_run(tmp_path, strikes, *LONGER, *LAYOUTS[layout], "deadlines.weight_sync_seconds=150")
+    assert_healed(run, whole(layout), ITERATIONS)
+    assert len(run.strikes) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [

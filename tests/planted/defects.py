@@ -439,6 +439,28 @@ _ROLLOUT = [
         "rollout/test_rollout_engine.py::test_new_weights_reach_all_engines_with_their_version_and_equal_checksums",
     ),
     Defect(
+        "an engine that is lost as it joins is waited for",
+        "rlpipe/shared/weight_channel.py",
+        "if reader_failed():",
+        "if reader_failed() and end < 0:",
+        "rlpipe/test_weight_channel.py::test_a_reader_that_failed_is_not_waited_for",
+    ),
+    Defect(
+        "the actor does not hear of engines that fail as they join",
+        "rlpipe/training/weight_sync.py",
+        "begin_join_weight_groups(groups, calls.references)",
+        "begin_join_weight_groups(groups, [])",
+        "rlpipe/test_weight_sync.py::test_the_groups_are_those_of_the_last_update_as_long_as_engines_are",
+    ),
+    Defect(
+        "a process of the actor is looked at when it has said where it is",
+        "actor/group.py",
+        "if place is not None]\n        watch.look()",
+        "if place is not None]\n        len(watch.workers)",
+        "actor/test_group_calls.py::test_a_process_that_is_stopped_before_it_says_where_it_is_is_noticed_and_ended",
+        "0",
+    ),
+    Defect(
         "a scheduler keeps the environment that it was started with",
         "rollout/scheduler_ahead.py",
         "os.environ.update(environment)",

@@ -67,9 +67,10 @@ class Sides:
 
     def join(self, groups, engines):
         self.groups.append([engine.index for engine in engines])
-        return SimpleNamespace(engines=engines, answers=dict.fromkeys(engines))
+        return SimpleNamespace(engines=engines, references=list(engines), answers=dict.fromkeys(engines))
 
-    def begin_join_weight_groups(self, groups):
+    def begin_join_weight_groups(self, groups, joining):
+        assert [engine.index for engine in joining] == self.groups[-1]  # calls that may fail while it waits
         return SimpleNamespace(result=lambda: "")
 
     def start_receiving(self, plan, version, in_flight):
