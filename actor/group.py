@@ -286,16 +286,16 @@ class ActorGroup:
         try:
             while waiting:
                 ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_SECONDS)
-                ray.get(ready)
+                ray.get(ready, timeout=seconds)
                 raise_if_requested()
                 if waiting and time.monotonic() >= end:
                     raise ActorError(
                         f"the actor's {len(self._workers)} processes did not start within {seconds:g} seconds; is the "
                         "cluster too small for actor.processes, or deadlines.start_seconds too short?"
                     )
-                if not ready:  # one that was stopped never says where it is
+                if not ready and watch.is_due:  # one that was stopped never says where it is
                     self._look_at_started(watch)
-            self._addresses = ray.get(self._address_references)
+            self._addresses = ray.get(self._address_references, timeout=seconds)
         except ray.exceptions.RayActorError as error:
             raise ActorLostError(f"start: a process of the actor died ({reason_of(error)})") from None
         self._gather(self._importing, seconds, "start")

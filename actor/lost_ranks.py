@@ -36,9 +36,14 @@ class CallWatch:
         self._next = self._begin + every_seconds
         self._stopped: set[WorkerAddress] = set()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next look is one."""
+        return time.monotonic() >= self._next
+
     def look(self) -> None:
         """Raises ActorLostError for a process that is found stopped twice in a row: it never answers."""
-        if time.monotonic() < self._next:
+        if not self.is_due:
             return
         states = process_states(self.workers)
         stopped = {worker for worker in self.workers if states.get(worker.name) == "stopped"}
