@@ -46,9 +46,13 @@ _READ_EARLY = (
 )
 """Beginnings of variables that are read as a process begins, or as these packages are imported or made ready."""
 
-_READ_LATER = ("PYTHONPATH", "TORCH_CUDA_ARCH_LIST", "TRITON_F32_DEFAULT", "TRITON_PTXAS_BLACKWELL_PATH")
-"""But not these: multiprocessing sends the path along, and the others are read when something is compiled. Packages of
-kernels set them where the engine imports them."""
+_READ_LATER = (
+    *("PYTHONPATH", "LD_LIBRARY_PATH"),
+    *("TORCH_CUDA_ARCH_LIST", "TRITON_F32_DEFAULT", "TRITON_PTXAS_BLACKWELL_PATH"),
+)
+"""But not these, which packages set where the engine imports them. multiprocessing sends Python's path along. That of
+libraries (OpenCV's package, where it is installed, adds to it) did not count in the engine either, which found the same
+libraries without it, and goes to what a scheduler starts. The others are read when something is compiled."""
 
 _KEPT_DESCRIPTORS = 256
 """Numbers below are kept free in a waiting process: what it gets has to have the engine's numbers."""

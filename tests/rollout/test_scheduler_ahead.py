@@ -25,19 +25,19 @@ def project_on_the_path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", search_path(Path(__file__).parent))
 
 
-def tell(pipe, event, word) -> None:
+def tell(pipe, event, word, reads) -> None:
     """What a spawned process knows of itself; ends with 7."""
-    pipe.send((os.getpid(), word, os.environ.get("SGLANG_WORD"), "colorsys" in sys.modules, os.getcwd(), sys.argv))
+    pipe.send((os.getpid(), word, os.environ.get(reads), "colorsys" in sys.modules, os.getcwd(), sys.argv))
     event.wait(SECONDS)
     pipe.send("done")
     sys.exit(7)
 
 
-def spawned(word="hello"):
+def spawned(word="hello", reads="SGLANG_WORD"):
     """A process that was spawned now and what it tells."""
     ours, theirs = SPAWN.Pipe()
     event = SPAWN.Event()
-    process = SPAWN.Process(target=tell, args=(theirs, event, word), daemon=True)
+    process = SPAWN.Process(target=tell, args=(theirs, event, word, reads), daemon=True)
     process.start()
     theirs.close()
     assert ours.poll(SECONDS)
@@ -63,6 +63,15 @@ def test_what_is_spawned_is_a_process_that_was_there_with_the_environment_of_now
             third = spawned("three")
     assert third[0] not in (first, second) and third[1:] == ("three", "later", False, os.getcwd(), sys.argv)
     assert not spawned()[3]
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "SGLANG_WORD"])
+def test_variables_that_packages_set_in_the_engine_are_handed_over(variable, monkeypatch):
+    with SchedulersAhead(1, IMPORTS) as ahead:
+        (pid,) = waiting(ahead)
+        monkeypatch.setenv(variable, "set/by/a/package")
+        with ahead.become_spawned():
+            assert spawned(reads=variable)[:3] == (pid, "hello", "set/by/a/package")
 
 
 def test_a_spawned_process_that_is_killed_is_seen_as_any_other():
