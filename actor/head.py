@@ -2,7 +2,8 @@
 
 Tokens are processed in chunks; the forward keeps hidden states and two numbers per token, the backward computes each
 chunk's logits again (as in Liger's fused linear cross entropy, https://arxiv.org/abs/2410.10989, here for a
-vocabulary-parallel head, per-token gradients and entropy). At most [chunk_tokens, vocabulary / TP] logits exist.
+vocabulary-parallel head, per-token gradients and entropy). At most [chunk_tokens, vocabulary / TP] logits exist, on a
+GPU in the dtype of the hidden states alone (`actor.layers.logits`).
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
+from actor.layers.logits import Chosen, SoftmaxParts, logit_gradient, softmax_parts
 from actor.layers.lora import HeadLora
 
 
@@ -52,19 +54,18 @@ class _Shard:
             dist.all_reduce(values, op=op, group=self.group)
         return values
 
-    def logits(self, inputs: "_Inputs", temperatures: torch.Tensor | None) -> torch.Tensor:
-        """Float32 [chunk, columns], temperatures applied; padding of the vocabulary is cut off."""
+    def logits(self, inputs: "_Inputs") -> torch.Tensor:
+        """[chunk, columns] in the dtype of the hidden states, of which padding of the vocabulary is cut off."""
         logits = inputs.hidden @ inputs.weight[: self.columns].t()
         if inputs.low is not None and inputs.low_weight is not None:
             logits = logits.addmm_(inputs.low, inputs.low_weight[: self.columns].t())
-        logits = logits.float()
-        return logits if temperatures is None else logits.div_(temperatures[:, None])
+        return logits
 
-    def local_targets(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(column of each target, 1.0 where this rank has it)."""
+    def chosen(self, targets: torch.Tensor) -> Chosen:
+        """Where this rank has the targets."""
         column = targets - self.first
         here = (column >= 0) & (column < self.columns)
-        return column.clamp(0, max(self.columns - 1, 0)), here.float()
+        return Chosen(column.clamp(0, max(self.columns - 1, 0)), here.float())
 
 
 def response_logprobs(
@@ -131,7 +132,7 @@ class _HeadFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = _Inputs(hidden, weight, low, low_weight)
         parts = [
-            _score_chunk(shard.logits(inputs.part(rows), _part(temperatures, rows)), targets[rows], shard, with_entropy)
+            _score_chunk(inputs.part(rows), targets[rows], _part(temperatures, rows), shard, with_entropy)
             for rows in _chunks(len(targets), shard.chunk_tokens)
         ]
         empty = torch.zeros(3, 0, dtype=torch.float32, device=hidden.device)
@@ -147,19 +148,18 @@ class _HeadFunction(torch.autograd.Function):
         inputs, shard = _Inputs(*tensors), ctx.shard
         found = _Gradients(inputs, ctx.needs_input_grad)
         for rows in _chunks(len(targets), shard.chunk_tokens):
+            if not shard.columns:
+                continue
             part = inputs.part(rows)
-            logits = shard.logits(part, _part(temperatures, rows))
-            log_p = logits.sub_(normalizer[rows, None])
-            p = log_p.exp()
-            gradient = p * -logprob_gradient[rows, None]
-            column, here = shard.local_targets(targets[rows])
-            if shard.columns:
-                gradient.scatter_add_(1, column[:, None], (here * logprob_gradient[rows])[:, None])
-            if ctx.with_entropy:
-                gradient -= p.mul_(log_p.add_(entropy[rows, None])).mul_(entropy_gradient[rows, None])
-            if temperatures is not None:
-                gradient.div_(temperatures[rows, None])
-            found.add(part, rows, gradient.to(inputs.hidden.dtype))
+            gradient = logit_gradient(
+                shard.logits(part),
+                normalizer[rows],
+                shard.chosen(targets[rows]),
+                logprob_gradient[rows],
+                (entropy[rows], entropy_gradient[rows]) if ctx.with_entropy else None,
+                _part(temperatures, rows),
+            )
+            found.add(part, rows, gradient)
         return (*found.finished(shard), None, None, None, None)
 
 
@@ -201,17 +201,20 @@ def _part(temperatures: torch.Tensor | None, rows: slice) -> torch.Tensor | None
     return None if temperatures is None else temperatures[rows]
 
 
-def _score_chunk(logits: torch.Tensor, targets: torch.Tensor, shard: _Shard, with_entropy: bool) -> torch.Tensor:
+def _score_chunk(
+    inputs: _Inputs, targets: torch.Tensor, temperatures: torch.Tensor | None, shard: _Shard, with_entropy: bool
+) -> torch.Tensor:
     """Float32 [3, chunk]: log-probability, entropy (0 unless wanted), log of the softmax's denominator."""
-    lowest = logits.new_full((len(targets),), torch.finfo(torch.float32).min)
-    top = shard.reduce(logits.amax(-1) if shard.columns else lowest, dist.ReduceOp.MAX)
-    column, here = shard.local_targets(targets)
-    chosen = logits.gather(1, column[:, None]).squeeze(1) * here if shard.columns else torch.zeros_like(top)
-    logits = logits.sub_(top[:, None])
-    weights = logits.exp()
-    sums = [weights.sum(-1), chosen]
+    if shard.columns:
+        parts = softmax_parts(shard.logits(inputs), shard.chosen(targets), temperatures, with_entropy)
+    else:
+        parts = SoftmaxParts.of_nothing(targets)
+    top = shard.reduce(parts.largest.clone(), dist.ReduceOp.MAX)
+    below = parts.largest - top
+    scale = below.exp()
+    sums = [scale * parts.powers, parts.target]
     if with_entropy:
-        sums.append((weights.mul_(logits)).sum(-1))
+        sums.append(scale * (parts.weighted + below * parts.powers))
     total = shard.reduce(torch.stack(sums))
     log_denominator = total[0].log()
     normalizer = log_denominator + top

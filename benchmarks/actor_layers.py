@@ -1,7 +1,7 @@
 """The actor's layers alone: TFLOP/s of forward and backward over one pack, without head, loss and optimizer.
 
     python benchmarks/actor_layers.py [--backend fla] [--packs 4x2048,1x8192] [--profile] [--eager] [--tiny]
-                                      [--gradients FILE]
+                                      [--model Qwen3-0.6B] [--gradients FILE]
 
 On a GPU: 8 layers of Qwen3.5-35B-A3B (6 Gated DeltaNet, 2 softmax attention, 256 experts) in bfloat16 with random
 weights; elsewhere tiny ones in float32. Model FLOPs count the causal half (docs/flops.md) and no head. The ceiling is
@@ -17,17 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
-from device_timing import best_seconds, copied_bytes_per_second
+from device_timing import copied_bytes_per_second, product_flops_per_second
 from kernel_groups import print_groups, profiled
 from layer_floors import layer_floors
 from layer_passes import lengths_of, policy_layers
-from layer_shapes import hybrid_config, random_pack
+from layer_shapes import hybrid_config, random_pack, text_model, tiny_model
+from whole_step_setup import MODELS
 
 from actor.device import compute_device, device_name, synchronize
 from actor.distributed import join_processes, leave, start_model_parallel
@@ -78,22 +79,23 @@ def main() -> None:
     join_processes(dist.HashStore(), 0, 1, timeout_seconds=600)
     actor = ActorConfig(dtype=sizes.dtype, gdn_backend=options.backend, threads=1)
     start_model_parallel(actor, seed=0)
-    config = hybrid_config(_LAYERS, _VOCABULARY, sizes.tiny)
+    config = _model(options.model, sizes.tiny)
     policy = policy_layers(config, actor)
     shape = describe_model(config).shape
-    ceiling = _ceiling_tflops(sizes)
+    ceiling = product_flops_per_second(sizes.ceiling, getattr(torch, sizes.dtype)) / 1e12
     copied = copied_bytes_per_second()
     parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(f"{device_name() or 'CPU'}, {sizes.dtype}, {_LAYERS} layers, {parameters / 1e9:.2f} B parameters")
+    layers = len(policy.decoder.layers)
+    print(f"{device_name() or 'CPU'}, {sizes.dtype}, {layers} layers, {parameters / 1e9:.2f} B parameters")
     compiled = torch.cuda.is_available() and not options.eager
-    print(f"Gated DeltaNet on {_gdn_backend(policy)}; element-wise functions {'compiled' if compiled else 'eager'}")
+    print(f"{_gdn_kernels(policy)}element-wise functions {'compiled' if compiled else 'eager'}")
     print(f"ceiling: {ceiling:,.1f} TFLOP/s ({sizes.ceiling}^3 matrix product), copying {copied / 1e12:.2f} TB/s")
     print(f"{'pack':>10}{'first s':>10}{'ms':>10}{'TFLOP/s':>10}{'of ceiling':>12}{'tokens/s':>12}{'peak GB':>10}")
     for lengths in lengths_of(options.packs or sizes.packs):
         inputs = pack_to_device(random_pack(lengths, _VOCABULARY), compute_device())
         flops = model_flops(shape, lengths)
-        layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
-        _report(lengths, _measure(policy, inputs, options.rounds), layers / 1e12, ceiling)
+        of_layers = 3 * sum(work.forward for part, work in flops.parts if part is not Part.HEAD)
+        _report(lengths, _measure(policy, inputs, options.rounds), of_layers / 1e12, ceiling)
         if options.gradients:
             _compare_norms(policy, f"{len(lengths)}x{lengths[0]}", options.gradients)
         if options.profile:
@@ -105,6 +107,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("auto", "fla", "flashqla", "torch"), default="auto")
+    parser.add_argument("--model", default="", help="a whole model of configs/models instead")
     parser.add_argument("--packs", help="sequences x tokens, for instance 4x2048,1x8192")
     parser.add_argument("--rounds", type=int, default=5, help="timed passes of each pack")
     parser.add_argument("--profile", action="store_true", help="time by kind of kernel for each pack")
@@ -115,8 +118,18 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _gdn_backend(policy: PolicyModel) -> str:
-    return policy.decoder.layers[0].self_attention.kernels.backend
+def _model(name: str, tiny: bool) -> dict[str, Any]:
+    """`config.json`, of a small vocabulary, since no head is computed."""
+    if not name:
+        return hybrid_config(_LAYERS, _VOCABULARY, tiny)
+    whole = text_model(json.loads((MODELS / name / "config.json").read_text())) | {"vocab_size": _VOCABULARY}
+    return tiny_model(whole) if tiny else whole
+
+
+def _gdn_kernels(policy: PolicyModel) -> str:
+    """Begins the line of what runs how."""
+    mixer = policy.decoder.layers[0].self_attention
+    return f"Gated DeltaNet on {mixer.kernels.backend}; " if hasattr(mixer, "kernels") else ""
 
 
 def _pass(policy: PolicyModel, inputs: PackInputs) -> None:
@@ -158,14 +171,6 @@ def _seconds(call: Callable[[], object]) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
-
-
-def _ceiling_tflops(sizes: Sizes) -> float:
-    side, device = sizes.ceiling, compute_device()
-    left, right = (torch.randn(side, side, device=device, dtype=getattr(torch, sizes.dtype)) for _ in range(2))
-    out = torch.empty_like(left)
-
-    return 2 * side**3 / best_seconds(lambda: torch.mm(left, right, out=out)) / 1e12
 
 
 def _report(lengths: tuple[int, ...], measured: Measured, tera_flops: float, ceiling: float) -> None:

@@ -32,3 +32,11 @@ def copied_bytes_per_second() -> float:
     source = torch.empty(2**29 if torch.cuda.is_available() else 2**24, dtype=torch.bfloat16, device=compute_device())
     target = torch.empty_like(source)
     return 2 * source.numel() * source.element_size() / best_seconds(lambda: target.copy_(source))
+
+
+def product_flops_per_second(side: int, dtype: torch.dtype) -> float:
+    """Of a product of square matrices: what no product of a layer or head is quicker than."""
+    left, right = (torch.randn(side, side, device=compute_device(), dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    return float(2 * side**3 / best_seconds(lambda: torch.mm(left, right, out=out)))

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 GROUPS = (
     ("exchanges", r"nccl|^c10d::"),
     ("quantisation", r"group_quant|quant_fp8|quant_8bit"),
-    ("fused element-wise", r"^triton_(poi|red|per)_|^_swiglu|^_gates|^_sum_rows"),
+    ("fused element-wise", r"^triton_(poi|red|per)_|^_swiglu|^_gates|^_sum_rows|^_softmax_parts|^_logit_"),
     ("grouped GEMM", r"group(ed)?_?(mm|gemm)|GroupProblemShape|fused_moe"),
     ("short convolution", r"causal_conv|^_convolve|^_gradients$"),
     (

@@ -26,7 +26,7 @@ relies_on(
     drop_when="torch.compiler has it",
 )
 
-Returned = TypeVar("Returned", torch.Tensor, tuple[torch.Tensor, ...])
+Returned = TypeVar("Returned")
 
 # A norm alone meets about eight kinds: hidden states, queries and keys, with gradients, without, and in recomputation.
 _RECOMPILE_LIMIT.original()

@@ -36,7 +36,7 @@ _ENGINE_WORKSPACE = 2_500_000_000  # CUDA graphs, logits and workspaces of SGLan
 _ACTOR_PROCESS = 2_500_000_000  # torch, Megatron and CUDA's host side, without tensors
 _ENGINE_PROCESS = 3_500_000_000
 _DRIVER = 2_000_000_000
-_LOGITS_COPIES = 5
+_LOGITS_COPIES = 4  # in float32, where no kernel passes over them
 _SCALE_BYTES_PER_WEIGHT = 4 / 128**2  # of FP8 by blocks
 _PADDED_STATES = 1.01
 _MASTER_BYTES = 4  # the optimizer's own copy of a parameter, also of a float32 one
@@ -292,10 +292,10 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
     trained = model.trained_in_stage(actor.parallel.pipeline).on_rank(actor.parallel)
     rows = model.shape.vocab_size // actor.parallel.tensor
-    # Copies of a chunk's logits in the backward pass, and the head's gradient in float32. Never at the same time as a
-    # layer that is computed again.
-    head = _LOGITS_COPIES * actor.logprob_chunk_tokens * rows * 4
-    head += rows * model.shape.hidden_size * 4 if model.adapters is None else 0
+    # A chunk's logits in the backward pass, whose place their gradient takes, and the head's gradient: a chunk's, and in
+    # float32 the sum. Never at the same time as a layer that is computed again.
+    head = actor.logprob_chunk_tokens * rows * (element if fused else _LOGITS_COPIES * 4)
+    head += rows * model.shape.hidden_size * (element + 4) if model.adapters is None else 0
     passes = Passes(actor, element, fused, model.adapters is None, model.trained_experts)
     again = recomputed_bytes(model.shape, passes)
     layer = again + working_bytes(model.shape, passes)

@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-from actor.layers import expert_rows, gated_delta_net, norm, swiglu, triton_kernels, triton_norms
+from actor.layers import (
+    expert_rows,
+    gated_delta_net,
+    logits,
+    norm,
+    swiglu,
+    triton_kernels,
+    triton_logits,
+    triton_norms,
+)
 from actor.layers.expert_rows import sort_by_expert
 from actor.layers.gdn_inputs import ProjectedHeads
 from actor.layers.gdn_torch import projected_heads
@@ -28,6 +37,8 @@ def main() -> None:
     for width in (12, 32):
         _check_norms(width)
     _check_swiglu()
+    for columns in (5, 16, 150):
+        _check_logits(columns)
 
 
 def _check_heads(ends: tuple[int, ...], channels: tuple[int, int]) -> None:
@@ -120,6 +131,27 @@ def _check_swiglu() -> None:
         torch.testing.assert_close(one, right)
     (right,) = torch.autograd.grad(swiglu.product_of(gate_up), gate_up, direction)
     torch.testing.assert_close(swiglu_gradient(direction, gate_up.detach(), None)[0], right)
+
+
+def _check_logits(columns: int) -> None:
+    """Of rows whose target is here and elsewhere, with a temperature each and without, columns in several blocks."""
+    triton_logits._COLUMNS = 32
+    rows = 9
+    here = (torch.arange(rows) % 3 > 0).float()
+    chosen = logits.Chosen(torch.randint(0, columns, (rows,)), here)
+    values = torch.linspace(0.3, 30, rows)[:, None].flip(0) * torch.randn(rows, columns)
+    values[0, 0], values[1] = 300.0, -300.0
+    normalizer, of_logprob, entropy, of_entropy = torch.randn(4, rows).unbind(0)
+    for temperatures in (None, 0.5 + torch.rand(rows)):
+        tempered = values if temperatures is None else values / temperatures[:, None]
+        total = tempered.logsumexp(-1) + normalizer.abs()  # other ranks have more
+        found = triton_logits.softmax_parts(values.clone(), chosen, temperatures, True)
+        wanted = logits.softmax_parts(values.clone(), chosen, temperatures, True)
+        torch.testing.assert_close(tuple(found), tuple(wanted), atol=1e-4, rtol=1e-5)
+        for with_entropy in (None, (entropy, of_entropy)):
+            arguments = (total, chosen, of_logprob, with_entropy, temperatures)
+            found = triton_logits.logit_gradient(values.clone(), *arguments)
+            torch.testing.assert_close(found, logits.logit_gradient(values.clone(), *arguments), atol=1e-5, rtol=1e-4)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,30 @@ def test_it_reports_each_pack_and_where_the_time_went():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("actor_layers", ["--model", "Qwen3-0.6B", "--packs", "2x16", "--rounds", "1"]), ("actor_head", ["--profile"])],
+)
+def test_layers_of_a_dense_model_and_the_head_are_measured(program, command):
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", f"benchmarks/{program}.py", "--tiny", *command],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert answer.returncode == 0, answer.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in answer.stdout.splitlines() if line.strip()}
+    if program == "actor_layers":
+        assert float(rows["2x16"][1]) > 0 and "Gated DeltaNet" not in answer.stdout
+        return
+    assert "dense GEMM" in answer.stdout
+    for chunk in ("16", "32"):
+        floor, plain, ours, _ = (float(cell) for cell in rows[chunk])
+        assert 0 < floor < min(plain, ours)
+
+
+@pytest.mark.slow
 def test_split_layers_are_compared_with_whole_ones():
     command = ["--layouts", "1", "TP2", "CP2 EP2", "--layers", "4", "--packs", "2x16", "--rounds", "1"]
     answer = subprocess.run(
@@ -74,6 +98,7 @@ def test_time_that_kernels_share_counts_once(_benchmarks):
         ("void unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copies, casts, cat, fill"),
         ("triton_red_fused__to_copy_add_mean_mul_rsqrt_0", "fused element-wise"),
         ("_sum_rows", "fused element-wise"),
+        ("_softmax_parts", "fused element-wise"),
         ("_normalize_gradient", "norms"),
         ("void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor", "element-wise and sums"),
         ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "exchanges"),

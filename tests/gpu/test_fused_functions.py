@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU: elsewhere nothing is compiled", allow_module_level=True)
 
 import triton
 
+from actor.head import response_logprobs
 from actor.layers.attention import gate_output
 from actor.layers.expert_rows import (
     SpreadRows,
@@ -26,6 +28,7 @@ from actor.layers.expert_rows import (
     sum_rows_beside,
 )
 from actor.layers.gated_delta_net import gated_rms_norm, gates
+from actor.layers.logits import Chosen, logit_gradient, softmax_parts
 from actor.layers.norm import rms_norm, zero_centered_rms_norm
 from actor.layers.rope import rotate
 from actor.layers.router import Logits, NormalizedChoice
@@ -234,3 +237,82 @@ def test_swiglu_has_the_gradients_of_plain_torch(width):
             for one, right in zip(found, exact, strict=True):
                 assert one.shape == right.shape
                 assert _relative(one, right) < 5e-3
+
+
+def _logits(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, Chosen]:
+    """A third of the targets are another rank's."""
+    here = (torch.arange(rows, device="cuda") % 3 > 0).float()
+    return 4 * _random(rows, columns, dtype=dtype), Chosen(torch.randint(0, columns, (rows,), device="cuda"), here)
+
+
+@pytest.mark.parametrize("columns", [151936, 4096, 1003])
+def test_softmax_of_logits_and_its_gradient_are_those_of_plain_torch(columns):
+    for rows, dtype in ((1, torch.bfloat16), (50, torch.bfloat16), (50, torch.float32)):
+        logits, chosen = _logits(rows, columns, dtype)
+        normalizer, of_logprob, *of_entropy = torch.randn(4, rows, device="cuda").unbind(0)
+        normalizer = normalizer + 14
+        for temperatures in (None, 0.5 + torch.rand(rows, device="cuda")):
+            found = softmax_parts(logits.clone(), chosen, temperatures, True)
+            wanted = softmax_parts.__wrapped__(logits.clone(), chosen, temperatures, True)
+            torch.testing.assert_close(tuple(found), tuple(wanted), rtol=1e-4, atol=1e-4)
+            for both in (None, tuple(of_entropy)):
+                arguments = (normalizer, chosen, of_logprob, both, temperatures)
+                gradient = logit_gradient(logits.clone(), *arguments)
+                right = logit_gradient.__wrapped__(logits.clone(), *arguments)
+                assert gradient.dtype == dtype
+                assert _relative(gradient, right) < (5e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_other_numbers_and_places_of_rows_compile_nothing_over_logits():
+    def run(rows: int, first: int) -> None:
+        logits, chosen = _logits(rows, 1003)
+        chosen = Chosen(*(torch.cat((one.new_zeros(first), one))[first:] for one in chosen))
+        of_rows = torch.rand(first + 3 * rows + 1, device="cuda")
+        normalizer, entropy, upstream = of_rows[first : first + 3 * rows].view(3, rows).unbind(0)
+        softmax_parts(logits, chosen, normalizer, True)
+        logit_gradient(logits, normalizer, chosen, upstream, (entropy, upstream), None)
+
+    run(200, 0)
+    compiled: list[str] = []
+    with _compilations(compiled):
+        for rows in ROWS:
+            run(rows, rows % 4)
+    assert compiled == []
+
+
+def test_the_head_equals_that_in_float32_and_makes_no_float32_logits():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tokens, vocabulary, hidden, chunk = 9000, 32700, 64, 4096
+        targets = torch.randint(0, vocabulary, (tokens,), device="cuda")
+        upstream = torch.randn(2, tokens, device="cuda")
+        narrow = [_random(tokens, hidden), 0.1 * _random(32768, hidden)]
+        leaves = [one.clone().requires_grad_() for one in narrow]
+
+        def run() -> tuple[torch.Tensor, ...]:
+            scores = response_logprobs(
+                *leaves,
+                targets,
+                vocab_size=vocabulary,
+                chunk_tokens=chunk,
+                with_entropy=True,
+                group=dist.group.WORLD,
+            )
+            both = torch.stack((scores.logprobs, scores.entropy))
+            return both.detach(), *torch.autograd.grad((both * upstream).sum(), leaves)
+
+        run()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = run()
+        logits_bytes = chunk * vocabulary * 2
+        assert logits_bytes < torch.cuda.max_memory_allocated() - before < 1.5 * logits_bytes
+
+        wide = [one.float().requires_grad_() for one in narrow]
+        log_p = (wide[0] @ wide[1][:vocabulary].t()).log_softmax(-1)
+        right = torch.stack((log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)))
+        wanted = (right.detach(), *torch.autograd.grad((right * upstream).sum(), wide))
+        for one, exact in zip(found, wanted, strict=True):
+            assert _relative(one, exact) < 1e-2
+    finally:
+        dist.destroy_process_group()
