@@ -118,9 +118,10 @@ class SpeedsConfig(Section):
     """Of the host beside that, where drafts are made and verified. Fitted to the one recorded run
     (benchmarks/results/rollout_drafts.cuda.json)."""
 
-    all_reduce_seconds: float = Field(1.5e-5, ge=0)
-    """Of one small all-reduce between GPUs of an engine that spans several, beside its bytes; two a layer and step. An
-    assumption until it is measured."""
+    all_reduce_step_seconds: float = Field(6.7e-6, ge=0)
+    """Of one of the 2 (ranks - 1) steps of a small all-reduce between GPUs of an engine that spans several, beside its
+    bytes; two all-reduces a layer and decoding step. Fitted to the recorded run of engines of one, two and four GPUs,
+    so that what narrower products lose is in it."""
 
     host_memory_gigabytes_per_second: float = Field(300, gt=0)
     """Bandwidth of a node's host memory, which bounds all threads together."""

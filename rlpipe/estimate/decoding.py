@@ -107,12 +107,12 @@ def _state_bytes(model: Model) -> int:
 
 
 def _exchange_seconds(model: Model, cluster: ClusterConfig, ranks: int, rows: int) -> float:
-    """Two all-reduces of one vector for each token in every layer, where an engine spans GPUs."""
-    if ranks == 1:
-        return 0.0
-    size = 2 * (ranks - 1) / ranks * rows * model.shape.hidden_size * _PARAMETER_BYTES
-    one = cluster.speeds.all_reduce_seconds + size / (cluster.network.gpu_to_gpu_gigabytes_per_second * 1e9)
-    return 2 * len(model.shape.layers) * one
+    """Two all-reduces of one vector for each token in every layer, where an engine spans GPUs. In each of a ring's
+    steps a rank sends one part of as many as there are ranks."""
+    steps = 2 * (ranks - 1)
+    part = rows * model.shape.hidden_size * _PARAMETER_BYTES / ranks
+    one = cluster.speeds.all_reduce_step_seconds + part / (cluster.network.gpu_to_gpu_gigabytes_per_second * 1e9)
+    return 2 * len(model.shape.layers) * steps * one
 
 
 def _touched_parameters(model: Model, rows: int) -> float:

@@ -4,6 +4,7 @@ Host memory is not compared: it was counted as the machine's, on which other pro
 """
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -65,6 +66,9 @@ RECORDS = [
     # 1.2 s of sleep_wake were the actor's, 0.3 by plan: why is not known.
     Record("whole_step_35b.cuda4", "local_4x141gb", frozenset({"rollout s", "sleep_wake s"})),
 ]
+
+
+WIDTHS_WITHIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -133,3 +137,27 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
                 assert abs(planned / found - 1) <= WITHIN[kind], (run.case, row.title, planned, found)
         print(run.case, {title: f"{ratio:.2f}" for title, ratio in ratios.items()})
         assert {"rollout s", PASSES, *PEAKS} - record.left_out <= ratios.keys()
+
+
+def test_steps_of_narrow_and_wide_engines_are_planned_within_a_tenth(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import engine_widths
+
+    from rlpipe.estimate.run_estimate import plan
+    from rlpipe.training.trained_share import planned_model
+
+    recorded = read_record(BENCHMARKS / "results/engine_widths.cuda4.json")
+    cluster = load_cluster("local_4x141gb")
+    monkeypatch.setattr(sys, "argv", shlex.split(recorded.command)[1:])
+    monkeypatch.setattr(engine_widths, "present_cluster", lambda: cluster)
+    options = engine_widths.arguments()
+    (tmp_path / "config.json").write_text(json.dumps(engine_widths.shape(options)))
+    found = {}
+    for line in recorded.output.splitlines():
+        if re.fullmatch(r"[ \d.,]+", line):
+            _, width, _, milliseconds, *_ = line.split()
+            config = engine_widths.configuration(int(width), str(tmp_path), options)
+            planned = plan(config, planned_model(config), cluster).seconds["rollout"] / options.tokens
+            found[int(width)] = planned * 1e3 / float(milliseconds)
+    assert found.keys() == {1, 2, 4}
+    assert all(math.isclose(ratio, 1, abs_tol=WIDTHS_WITHIN) for ratio in found.values()), found

@@ -85,9 +85,10 @@ def test_a_run_with_too_many_gpus_is_refused():
 
 def test_a_run_that_does_not_fit_by_its_plan_is_refused():
     recipe = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+    narrow = ["rollout.engines=8", "rollout.engine.tensor_parallel=1"]
     with pytest.raises(ResourceError, match=r"GPU while weights pass: .* set rollout.engines=4 .* or add --force"):
-        launch(recipe, [], "local_8x80gb")
-    assert "launched with --force" in launch(recipe, [], "local_8x80gb", force=True).script()
+        launch(recipe, narrow, "local_8x80gb")
+    assert "launched with --force" in launch(recipe, narrow, "local_8x80gb", force=True).script()
     assert "By rlpipe plan it fits, at " in launch(recipe, [], "local_8x141gb").script()
     elsewhere = launch(recipe, ["model.path=/on/the/cluster"], "local_8x80gb").script()
     assert "Not planned, its model cannot be read here: no model config at '/on/the/cluster'" in elsewhere

@@ -23,6 +23,7 @@ from rlpipe.training.trained_share import planned_model
 
 RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
+NARROW = ["rollout.engines=8", "rollout.engine.tensor_parallel=1"]
 DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
 HYBRID_ONE, DENSE_ONE = (PROJECT / f"configs/recipes/{name}_dapo.yaml" for name in ("qwen3_5_9b", "qwen3_0_6b"))
 TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
@@ -54,13 +55,13 @@ def test_every_recipe_loads_and_fits_141_gigabytes(recipe):
     assert len(recipe.read_text().splitlines()) <= 35
 
 
-def test_the_seeds_recipe_on_80_gigabytes_is_refused_with_a_setting_that_fits():
-    output = _run(str(SEED), "--cluster", "local_8x80gb", code=1)
+def test_the_recipe_with_narrow_engines_on_80_gigabytes_is_refused_with_a_setting_that_fits():
+    output = _run(str(SEED), *NARROW, "--cluster", "local_8x80gb", code=1)
     assert "DOES NOT FIT  GPU while weights pass" in output
     settings = output.strip().splitlines()[-1].removeprefix("Nearest setting that fits: ").split()
     assert settings == WIDE
     assert _run(str(SEED), *settings, "--cluster", "local_8x80gb").endswith("It fits.\n")
-    refused = json.loads(_run(str(SEED), "--cluster", "local_8x80gb", "--json", code=1))
+    refused = json.loads(_run(str(SEED), *NARROW, "--cluster", "local_8x80gb", "--json", code=1))
     assert (refused["fits"], refused["nearest_setting"]) == (False, settings)
     assert [need["name"] for need in refused["memory"] if need["total_bytes"] > (need["limit_bytes"] or 1e20)]
 
@@ -77,7 +78,7 @@ def test_json_has_the_numbers_of_the_text():
 
 
 def test_an_engine_without_room_for_a_request_is_told():
-    config = load_config(SEED, ["rollout.engine.memory_fraction=0.3"])
+    config = load_config(SEED, [*NARROW, "rollout.engine.memory_fraction=0.3"])
     planned = plan(config, load_model(config.model.path), load_cluster("local_8x141gb"))
     assert planned.memory.engine.concurrency == 0
     assert any("no room for a single request" in problem for problem in planned.problems)
@@ -244,19 +245,21 @@ def _answer(recipe: Path, cluster: str, *settings: str, code: int = 0) -> dict[s
     return json.loads(_run(str(recipe), *settings, "--cluster", cluster, "--json", code=code))
 
 
-@pytest.mark.parametrize(("recipe", "cluster"), [(MOE, "local_8x141gb"), (DENSE, "ray_2x8x141gb")])
-def test_a_faster_layout_is_told_fits_and_is_as_fast_as_told(recipe, cluster):
-    present = _answer(recipe, cluster)
+@pytest.mark.parametrize(
+    ("recipe", "cluster", "settings"), [(MOE, "local_8x141gb", NARROW), (DENSE, "ray_2x8x141gb", [])]
+)
+def test_a_faster_layout_is_told_fits_and_is_as_fast_as_told(recipe, cluster, settings):
+    present = _answer(recipe, cluster, *settings)
     faster = present["faster_layout"]
     assert faster["step_seconds"] < 0.9 * present["step_seconds"]
     planned = _answer(recipe, cluster, *faster["settings"])
     assert planned["fits"] and planned["step_seconds"] == pytest.approx(faster["step_seconds"])
     assert planned["faster_layout"] is None
-    assert "Faster by these figures" in _run(str(recipe), "--cluster", cluster)
+    assert "Faster by these figures" in _run(str(recipe), *settings, "--cluster", cluster)
 
 
 def test_wider_engines_of_a_model_that_leaves_no_room_are_faster():
-    present, wide = _answer(MOE, "local_8x80gb", code=1), _answer(MOE, "local_8x80gb", *WIDE)
+    present, wide = _answer(MOE, "local_8x80gb", *NARROW, code=1), _answer(MOE, "local_8x80gb", *WIDE)
     assert wide["engine"]["concurrent_requests"] > 4 * present["engine"]["concurrent_requests"]
     assert present["nearest_setting"] == WIDE and wide["seconds"]["rollout"] < present["seconds"]["rollout"]
 
@@ -268,7 +271,7 @@ def test_idle_gpus_are_told():
 
 
 def test_where_nothing_can_be_generated_no_seconds_are_given():
-    settings = ["rollout.engine.memory_fraction=0.3"]
+    settings = [*NARROW, "rollout.engine.memory_fraction=0.3"]
     refused = _answer(MOE, "local_8x80gb", *settings, code=1)
     assert refused["step_seconds"] is None and "rollout" not in refused["seconds"] and refused["faster_layout"] is None
     text = _run(str(MOE), *settings, "--cluster", "local_8x80gb", code=1)

@@ -58,7 +58,7 @@ def test_a_forward_pass_sends_what_was_planned(models, kind, layout):
 
 def _seconds(cluster: ClusterConfig, **parallel: object) -> float:
     overrides = [f"actor.parallel={ParallelConfig.model_validate(parallel).model_dump_json()}", "actor.processes=16"]
-    config = load_config(CONFIGS / "recipes/qwen3_5_35b_a3b_dapo.yaml", [*overrides, "rollout.engines=16"])
+    config = load_config(CONFIGS / "recipes/qwen3_5_35b_a3b_dapo.yaml", [*overrides, "rollout.engines=8"])
     shape = describe_model(Path("Qwen3.5-35B-A3B")).shape
     return exchange_seconds(config, shape, cluster, own_tokens=1e6, own_packs=32)
 
