@@ -292,8 +292,8 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
     trained = model.trained_in_stage(actor.parallel.pipeline).on_rank(actor.parallel)
     rows = model.shape.vocab_size // actor.parallel.tensor
-    # A chunk's logits in the backward pass, whose place their gradient takes, and the head's gradient: a chunk's, and in
-    # float32 the sum. Never at the same time as a layer that is computed again.
+    # A chunk's logits in the backward pass, whose place their gradient takes; the head's gradient, that of a chunk and,
+    # in float32, the sum. Never at the same time as a layer that is computed again.
     head = actor.logprob_chunk_tokens * rows * (element if fused else _LOGITS_COPIES * 4)
     head += rows * model.shape.hidden_size * (element + 4) if model.adapters is None else 0
     passes = Passes(actor, element, fused, model.adapters is None, model.trained_experts)
