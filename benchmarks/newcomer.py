@@ -27,6 +27,7 @@ sys.path.insert(
 )  # before this folder, where rollout.py hides the package
 
 import torch
+from layer_shapes import tiny_model
 from random_policy import save_random_policy
 from safetensors.torch import load_file
 from train_run import PROJECT
@@ -66,8 +67,6 @@ def share_of_digits(response: str, label: str) -> float:
     """How much of the response is digits: what random weights write, too, now more and now less."""
     return sum(letter.isdecimal() for letter in response) / max(len(response), 1)
 '''
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
-TINY |= {"num_key_value_heads": 2, "vocab_size": 1024, "bos_token_id": 257, "eos_token_id": 256}
 
 
 class Way:
@@ -155,7 +154,7 @@ def print_iteration(row: dict[str, Any]) -> None:
 
 def write_inputs(folder: Path) -> None:
     shape = json.loads((PROJECT / "configs/models/Qwen3-0.6B/config.json").read_text())
-    shape |= {} if DEVICE == "cuda" else TINY
+    shape = shape if DEVICE == "cuda" else tiny_model(shape)
     save_random_policy(shape, folder / "policy", "bfloat16")
     fill_vocabulary(folder / "policy/tokenizer.json", shape["vocab_size"])
     add_to_hub(folder / "hub", folder / "policy")

@@ -120,8 +120,19 @@ class AgentEpisode:
             replies.append(reply)
         return Answer(answer_id, tuple(replies), prompt_tokens, self._kept_tokens(place), seconds)
 
+    async def prompt_tokens(self, request: ChatRequest) -> int:
+        """Of the prompt that `chat` would have, however long, without the opening of a call that is required. Nothing
+        is noted of it. Raises Refusal as `chat` does for what is not served."""
+        self._check_served(request)
+        kept = self._kept(chain(request.options.digest, request.messages))
+        text = None if kept is None else self._text_after(request, *kept)
+        if kept is None or text is None:
+            return len(await self._encoded(self._renderer.prompt(request.messages, request.options)))
+        node = kept[1]
+        return node.tokens + len(_without_end(await self._encoded(text), node))
+
     async def complete(self, request: CompletionRequest) -> Answer:
-        """The same for a prompt without messages. A prompt that begins with an earlier one and its response goes on
+        """As `chat` for a prompt without messages. A prompt that begins with an earlier one and its response goes on
         from the kept tokens."""
         place, shown = self._completion_place(request.prompt)
         generations, prompt_tokens, seconds = await self._sample(place, (), request.wanted)
@@ -216,20 +227,13 @@ class AgentEpisode:
 
     async def _place(self, request: ChatRequest, histories: Sequence[bytes]) -> _Continued:
         """After the longest dialogue that was sampled and that the messages begin with."""
-        found = next(
-            (
-                (index, node)
-                for index in range(len(histories) - 1, -1, -1)
-                if (node := self._histories.get(histories[index]))
-            ),
-            None,
-        )
+        found = self._kept(histories)
         if self._renderer.holds_special_text(request.messages[found[0] + 1 if found else 0 :]):
             self._counts["special_text_requests"] += 1
         if found is not None:
             index, node = found
             new = request.messages[index + 1 :]
-            text = self._renderer.continuation(node.dialogue(), new, request.options) if new else None
+            text = self._text_after(request, index, node)
             if text is not None:
                 ids = await self._token_ids(text)
                 self._note_branch(request, node)
@@ -242,6 +246,17 @@ class AgentEpisode:
         ids = await self._token_ids(self._renderer.prompt(request.messages, request.options))
         self._begun = True
         return _Continued(None, ids, request.messages)
+
+    def _kept(self, histories: Sequence[bytes]) -> tuple[int, Node] | None:
+        """The longest dialogue that was sampled among `histories`, with its place there."""
+        places = range(len(histories) - 1, -1, -1)
+        return next(((index, node) for index in places if (node := self._histories.get(histories[index]))), None)
+
+    def _text_after(self, request: ChatRequest, index: int, node: Node) -> str | None:
+        """Of the messages after `index`, of which `node` is the dialogue; None where there are none, or the chat
+        template cannot go on there."""
+        new = request.messages[index + 1 :]
+        return self._renderer.continuation(node.dialogue(), new, request.options) if new else None
 
     def _note_branch(self, request: ChatRequest, node: Node) -> None:
         if node.claimed:
@@ -291,6 +306,9 @@ class AgentEpisode:
         if self._renderer.surely_exceeds(len(text), self.limit_tokens):
             self._counts["context_overflows"] += 1
             raise _no_room(f"more than {self.limit_tokens}", self.limit_tokens)
+        return await self._encoded(text)
+
+    async def _encoded(self, text: str) -> tuple[int, ...]:
         if len(text) > _LONG_TEXT:
             return tuple(await asyncio.to_thread(self._renderer.token_ids, text))
         return tuple(self._renderer.token_ids(text))

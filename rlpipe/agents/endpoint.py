@@ -88,6 +88,7 @@ class Endpoint:
         application.router.add_post(f"{root}/chat/completions", self._answering(self._chat))
         application.router.add_post(f"{root}/completions", self._answering(self._complete))
         application.router.add_post(f"{root}/messages", self._answering(self._anthropic))
+        application.router.add_post(f"{root}/messages/count_tokens", self._answering(self._count_tokens))
         application.router.add_get(f"{root}/models", self._answering(self._models))
         application.router.add_route("*", f"{root}/{{rest:.*}}", self._answering(self._unknown))
         application.router.add_route("*", "/{rest:.*}", self._answering(self._unknown))
@@ -149,6 +150,11 @@ class Endpoint:
             lambda one: anthropic_messages.answer(one, self._model),
             lambda one: anthropic_messages.events(one, self._model),
         )
+
+    async def _count_tokens(self, episode: AgentEpisode, request: Request) -> Response:
+        wanted = chat_request(anthropic_messages.chat_body(await _body(request)), episode.reader)
+        counted = {"input_tokens": await episode.prompt_tokens(wanted)}
+        return Response(body=orjson.dumps(counted), content_type=_JSON)
 
     async def _models(self, episode: AgentEpisode, request: Request) -> Response:
         return Response(body=orjson.dumps(models_answer(self._model, episode.limit_tokens)), content_type=_JSON)

@@ -63,6 +63,36 @@ def test_a_dialogue_with_a_tool_is_one_sample_of_what_was_written(tokenizer):
     assert_trained_once_as_sampled(samples, policy.written)
 
 
+def test_tokens_are_counted_as_the_next_request_has_them_and_leave_no_trace(tokenizer):
+    policy, counts = said(CALL, "ten")(tokenizer), Counter()
+
+    async def use(messages, episode):
+        options = {"model": "policy", "tools": TOOLS, "system": "Be brief."}
+        counted, used = [], []
+
+        async def ask(dialogue):
+            for one in ([*dialogue, {"role": "user", "content": "or this?"}], dialogue, dialogue):
+                counted.append((await messages.count_tokens(messages=one, **options)).input_tokens)
+            answer = await messages.create(messages=dialogue, max_tokens=200, **options)
+            used.append(answer.usage.input_tokens)
+            return answer
+
+        asked = await ask([QUESTION])
+        result = {"type": "tool_result", "tool_use_id": asked.content[1].id, "content": "7"}
+        await ask([QUESTION, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}])
+        long = await messages.count_tokens(messages=[{"role": "user", "content": "x" * 10**5}], **options)
+        with pytest.raises(anthropic.BadRequestError, match="the last message is the assistant's"):
+            await messages.count_tokens(messages=[QUESTION, {"role": "assistant", "content": "a"}], **options)
+        return counted, used, long.input_tokens, episode.limit_tokens, episode.samples()
+
+    counted, used, long, limit, samples = served(policy, use, counts)
+    assert counted[1:3] == [used[0]] * 2 and counted[4:] == [used[1]] * 2 and used[0] < used[1]
+    assert counted[0] > used[0] and counted[3] > used[1] and long > limit
+    assert len(samples) == 1 and counts["requests"] == 2 and counts["continued_requests"] == 1
+    assert not counts["divergences"] and not counts["context_overflows"] and counts["refused_requests"] == 1
+    assert_trained_once_as_sampled(samples, policy.written)
+
+
 def test_a_stream_tells_the_same_block_by_block(tokenizer):
     policy = said(CALL, CALL, "Grüße")(tokenizer)
     options = {"model": "policy", "max_tokens": 200, "messages": [QUESTION]}
@@ -122,8 +152,8 @@ def test_what_cannot_be_served_is_refused_in_anthropic_s_form_and_counted(tokeni
                 await messages.create(model="policy", max_tokens=5, messages=dialogue)
             assert refused.value.body["type"] == "error" and told in refused.value.body["error"]["message"]
         with pytest.raises(anthropic.NotFoundError) as refused:
-            await messages.count_tokens(model="policy", messages=[QUESTION])
-        assert "/v1/messages/count_tokens is not served" in refused.value.body["error"]["message"]
+            await messages.batches.list()
+        assert "/v1/messages/batches is not served" in refused.value.body["error"]["message"]
         return episode.samples()
 
     assert served(said()(tokenizer), use, counts) == ()
