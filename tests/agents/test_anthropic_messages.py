@@ -64,7 +64,7 @@ def test_a_dialogue_with_a_tool_is_one_sample_of_what_was_written(tokenizer):
 
 
 def test_tokens_are_counted_as_the_next_request_has_them_and_leave_no_trace(tokenizer):
-    policy, counts = said(CALL, "ten")(tokenizer), Counter()
+    policy, counts = said(f"<think>Well, well.</think>{CALL}", "ten")(tokenizer), Counter()
 
     async def use(messages, episode):
         options = {"model": "policy", "tools": TOOLS, "system": "Be brief."}

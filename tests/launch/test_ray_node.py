@@ -42,7 +42,8 @@ def test_a_node_that_is_told_to_end_again_and_again_keeps_all_its_logs(tmp_path,
         node = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     _wait_for(lambda: started.exists() and started.read_text())
     _wait_for(lambda: _told(node, pause_seconds))
-    assert node.returncode == 143, (tmp_path / "output").read_text()
+    # 0: on a busy machine ray has ended, told first, before the script is told.
+    assert node.returncode in (143, 0), (tmp_path / "output").read_text()
     kept = tmp_path / "logs" / "127.0.0.1"
     assert (kept / "raylet.out").read_text() == "start 1\nto its end\n"
     assert [(kept / f"{file}.log").stat().st_size for file in range(1, 201)] == [100_000] * 200

@@ -168,10 +168,17 @@ _MODEL = [
     ),
     Defect(
         "the temperature is missing in the gradient",
-        "actor/head.py",
-        "                gradient.div_(temperatures[rows, None])",
-        "                pass",
+        "actor/layers/logits.py",
+        "        gradient.div_(temperatures[:, None])",
+        "        pass",
         "actor/test_head_chunked.py::test_equals_the_unchunked_head_with_ragged_chunks_temperature_and_entropy",
+    ),
+    Defect(
+        "sums of a softmax over several tensor ranks below the largest logit of each",
+        "actor/head.py",
+        "    sums = [scale * parts.powers, parts.target]",
+        "    sums = [parts.powers, parts.target]",
+        "actor/test_head_chunked.py::test_two_ranks_equal_one_with_padded_vocabulary_and_sequence_parallelism",
     ),
     Defect(
         "the head's gradient of one tensor rank alone",
@@ -474,6 +481,14 @@ _ROLLOUT = [
         "if name.startswith(_READ_EARLY) and name in _READ_LATER",
         "rollout/test_scheduler_ahead.py::test_one_that_would_not_be_the_same_is_left_out_and_ends",
         "variable",
+    ),
+    Defect(
+        "a scheduler is not used where a package of the engine has added a path of libraries",
+        "rollout/scheduler_ahead.py",
+        '*("PYTHONPATH", "LD_LIBRARY_PATH"),',
+        '*("PYTHONPATH",),',
+        "rollout/test_scheduler_ahead.py::test_variables_that_packages_set_in_the_engine_are_handed_over",
+        "LD_LIBRARY_PATH",
     ),
     Defect(
         "a scheduler that waited has no name of its own",

@@ -39,6 +39,13 @@ EPISODES = [
         "rlpipe/test_advantages.py::test_soft_overlong_punishment",
     ),
     Defect(
+        "counting tokens takes a dialogue for one that has begun anew",
+        "rlpipe/agents/agent_episode.py",
+        "        text = None if kept is None else self._text_after(request, *kept)\n",
+        "        text = None\n",
+        "agents/test_anthropic_messages.py::test_tokens_are_counted_as_the_next_request_has_them_and_leave_no_trace",
+    ),
+    Defect(
         "an episode is as long as its shortest branch",
         "rlpipe/algorithms/compute.py",
         "np.maximum.reduceat(graded.response_tokens",
