@@ -151,15 +151,10 @@ class _HeadFunction(torch.autograd.Function):
             if not shard.columns:
                 continue
             part = inputs.part(rows)
-            gradient = logit_gradient(
-                shard.logits(part),
-                normalizer[rows],
-                shard.chosen(targets[rows]),
-                logprob_gradient[rows],
-                (entropy[rows], entropy_gradient[rows]) if ctx.with_entropy else None,
-                _part(temperatures, rows),
-            )
-            found.add(part, rows, gradient)
+            of_entropy = (entropy[rows], entropy_gradient[rows]) if ctx.with_entropy else None
+            about = shard.chosen(targets[rows]), logprob_gradient[rows], of_entropy, _part(temperatures, rows)
+            # Under a name the gradient would still be there when the next chunk's logits are made.
+            found.add(part, rows, logit_gradient(shard.logits(part), normalizer[rows], *about))
         return (*found.finished(shard), None, None, None, None)
 
 

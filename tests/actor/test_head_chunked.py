@@ -1,5 +1,7 @@
 """The chunked head equals log_softmax over all logits, and never makes them."""
 
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,20 +101,39 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+class MostAlive(TorchDispatchMode):
+    """How many results of `elements` elements were there at once at most; memory that several share counts once."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.alive, self.most = elements, set(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() == self.elements:
+            storage = result.untyped_storage()
+            if id(storage) not in self.alive:
+                self.alive.add(id(storage))
+                weakref.finalize(storage, self.alive.discard, id(storage))
+            self.most = max(self.most, len(self.alive))
+        return result
+
+
 def largest_tensor(rank, count, tokens, chunk):
-    """Elements of the largest tensor of a forward and backward with entropy; nothing else is near [T, V]."""
+    """Elements of the largest tensor of a forward and backward with entropy, nothing else is near [T, V]; and how many
+    tensors of a chunk's logits were there at once."""
     from megatron.core import parallel_state
 
     from actor.head import response_logprobs
 
     parallel_state.initialize_model_parallel(1)
     hidden, weight, targets, upstream = inputs(tokens)
-    with LargestTensor() as largest:
+    with LargestTensor() as largest, MostAlive(chunk * VOCABULARY) as chunks:
         scores = response_logprobs(
             hidden, weight, targets, vocab_size=VOCABULARY, chunk_tokens=chunk, with_entropy=True
         )
         (scores.logprobs * upstream[0] + scores.entropy * upstream[1]).sum().backward()
-    return largest.elements
+    return largest.elements, chunks.most
 
 
 def check_tensor_parallel(rank, count):
@@ -182,7 +203,9 @@ def test_rows_that_are_not_asked_for_cost_nothing(single):
 
 def test_logits_of_all_tokens_never_exist(single):
     tokens, chunk = 400, 8
-    assert chunk * VOCABULARY < single[2] <= tokens * HIDDEN < tokens * VOCABULARY / 3
+    largest, alive = single[2]
+    assert chunk * VOCABULARY < largest <= tokens * HIDDEN < tokens * VOCABULARY / 3
+    assert alive == 3  # in float32: log p, p and the gradient
 
 
 def test_two_ranks_equal_one_with_padded_vocabulary_and_sequence_parallelism():
