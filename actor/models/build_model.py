@@ -28,16 +28,17 @@ def build_model(model: TrainableModel, actor: ActorConfig) -> list[PolicyModel]:
     """
     config = transformer_config(model, actor)
     stages = range(actor.parallel.virtual_pipeline) if actor.parallel.virtual_pipeline else [None]
-    return [_chunk(model, config, stage) for stage in stages]
+    return [_chunk(model, config, stage, actor.logprob_chunk_tokens) for stage in stages]
 
 
-def _chunk(model: TrainableModel, config: Any, vp_stage: int | None) -> PolicyModel:
+def _chunk(model: TrainableModel, config: Any, vp_stage: int | None, head_chunk_tokens: int) -> PolicyModel:
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     with_mtp = last and config.mtp_num_layers is not None
     chunk = PolicyModel(
         model,
         config,
         padded_vocab_size=padded_vocabulary(model.vocab_size),
+        head_chunk_tokens=head_chunk_tokens,
         transformer_layer_spec=block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=last,

@@ -35,11 +35,14 @@ class HeadWeight(LoraColumnLinear):
 class PolicyModel(GPTModel):
     """One pipeline chunk of the policy; call it with `PackInputs`.
 
+    head_chunk_tokens: tokens whose logits exist at the same time in the loss of multi-token prediction.
     lora: the adapters that `install_adapters` gave it, None where the model itself is trained.
     mtp_losses: weighted losses of multi-token prediction, one per trained pack, until `take_mtp_loss` collects them.
     """
 
-    def __init__(self, model: TrainableModel, config: Any, *, padded_vocab_size: int, **kwargs: Any) -> None:
+    def __init__(
+        self, model: TrainableModel, config: Any, *, padded_vocab_size: int, head_chunk_tokens: int, **kwargs: Any
+    ) -> None:
         super().__init__(
             config=config,
             vocab_size=padded_vocab_size,
@@ -50,6 +53,7 @@ class PolicyModel(GPTModel):
             **kwargs,
         )
         self.description = model
+        self._head_chunk_tokens = head_chunk_tokens
         self.lora: LoraConfig | None = None
         self.mtp_losses: list[torch.Tensor] = []
         self._frequencies = inverse_frequencies(model.rope).to(torch.cuda.current_device())
@@ -100,6 +104,7 @@ class PolicyModel(GPTModel):
             head_weight(self).detach(),
             inputs.next_targets,
             vocab_size=self.description.vocab_size,
+            chunk_tokens=self._head_chunk_tokens,
             sequence_parallel=self.config.sequence_parallel,
         )
         loss = -(scores.logprobs * inputs.next_weights).sum()

@@ -20,6 +20,7 @@ from model_support import read_tensors, weights_of
 from numpy.typing import NDArray
 from sent_weights import sent_as_exported
 from tensor_bits import bits
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_support import make_pack
 
 from actor.distributed import start_model_parallel
@@ -208,6 +209,33 @@ def _gradients(path: Path, actor: ActorConfig, pack: Pack) -> dict[str, NDArray[
     return {name: tensor.numpy().copy() for name, tensor in exported if tensor is not None}
 
 
+class _LogitRows(TorchDispatchMode):
+    """The most rows of any product with a column for each token of a vocabulary."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.most = vocabulary, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.mm.default and result.shape[1] == self.vocabulary:
+            self.most = max(self.most, len(result))
+        return result
+
+
+def logit_rows_of_mtp(rank: int, count: int, path: Path, pack: Pack, chunk_tokens: int) -> int:
+    """How many tokens' logits the loss of multi-token prediction makes at once."""
+    actor = ActorConfig.model_validate({"dtype": "float32", "train_mtp": True, "logprob_chunk_tokens": chunk_tokens})
+    start_model_parallel(actor, seed=1)
+    description = trainable_model(path)
+    chunks = build_model(description, actor)
+    load_hf(chunks, description, path)
+    with _LogitRows(description.vocab_size) as rows:
+        chunks[0](pack_to_device(pack))
+    parallel_state.destroy_model_parallel()
+    return rows.most
+
+
 def gather_gradient(rank: int, count: int) -> float:
     """The gradient of `gather_tokens` for rank r's shard of ones, where rank i's loss weighs every row by i + 1."""
     start_model_parallel(ActorConfig.model_validate({"processes": count, "parallel": {"context": count}}), seed=1)
@@ -241,7 +269,9 @@ def _leaks(policy: PolicyModel, description: TrainableModel, pack: Pack) -> tupl
     def logprobs(token_ids: np.ndarray) -> torch.Tensor:
         inputs = pack_to_device(replace(pack, token_ids=token_ids))
         hidden, weight = policy(inputs), head_weight(policy)
-        return response_logprobs(hidden, weight, inputs.targets, vocab_size=description.vocab_size).logprobs
+        return response_logprobs(
+            hidden, weight, inputs.targets, vocab_size=description.vocab_size, chunk_tokens=50
+        ).logprobs
 
     moved = leaked = 0.0
     reference = logprobs(pack.token_ids)

@@ -46,10 +46,11 @@ def _gradients(layouts, paths):
 
 @pytest.fixture(scope="module")
 def one_process(paths):
-    """Gradients, and leaks between sequences."""
+    """Gradients, leaks between sequences, and rows of logits."""
     gradients = _gradients({"1": ({}, tuple(MODELS)), "1_mtp": (MTP, ("mtp",))}, paths)
     leaks = ("sequence_leaks", {name: paths[name] for name in ("dense", "gdn_moe")}, [1, 2, 63, 64, 65, 127])
-    return run_processes(1, in_worker, gradients, leaks)[0]
+    rows = ("logit_rows_of_mtp", paths["mtp"], PACK, 7)
+    return run_processes(1, in_worker, gradients, leaks, rows)[0]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,10 @@ def test_multi_token_prediction_learns_as_its_definition_says(single, paths):
     assert not isinstance(found, str), found
     wanted = {name: gradient.numpy() for name, gradient in mtp_answer(paths["mtp"], [PACK])[1].items()}
     _assert_close({name: gradient for name, gradient in found.items() if name.startswith("mtp.")}, wanted)
+
+
+def test_multi_token_prediction_makes_as_many_logits_at_once_as_is_set(one_process):
+    assert one_process[2] == 7
 
 
 def test_multi_token_prediction_leaves_the_policy_gradient_alone(single):

@@ -181,6 +181,13 @@ _MODEL = [
         "actor/test_head_chunked.py::test_two_ranks_equal_one_with_padded_vocabulary_and_sequence_parallelism",
     ),
     Defect(
+        "multi-token prediction makes logits of more tokens at once than is set",
+        "actor/models/policy_model.py",
+        "chunk_tokens=self._head_chunk_tokens,",
+        "chunk_tokens=1024,",
+        "actor/test_parity_gradients.py::test_multi_token_prediction_makes_as_many_logits_at_once_as_is_set",
+    ),
+    Defect(
         "the head's gradient of one tensor rank alone",
         "actor/head.py",
         "return shard.reduce(self._hidden), weight, low",
