@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from numpy.typing import NDArray
 
-from actor.device import synchronize, synchronize_compute
+from actor.device import has_own_memory, synchronize, synchronize_compute
 from actor.device_memory import DeviceMemory
 from actor.diagnosis import packs_with_bad_gradients
 from actor.hf.adapter_modules import install_adapters, pack_base, without_dropout
@@ -179,7 +179,7 @@ class Trainer:
 
     @property
     def _head(self) -> HeadOptions:
-        return HeadOptions(self.description.vocab_size, self.options.actor.logprob_chunk_tokens)
+        return HeadOptions(self.description.vocab_size, self.options.actor.head_chunk_tokens(has_own_memory()))
 
     def _mtp_metric(self) -> dict[str, float]:
         """Loss of the multi-token-prediction layers; {} where this rank trains none."""

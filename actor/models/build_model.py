@@ -8,6 +8,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
+from actor.device import has_own_memory
 from actor.models.layer_spec import block_spec, layer_spec
 from actor.models.mtp import mtp_spec
 from actor.models.policy_model import PolicyModel, padded_vocabulary, policy_of
@@ -28,7 +29,8 @@ def build_model(model: TrainableModel, actor: ActorConfig) -> list[PolicyModel]:
     """
     config = transformer_config(model, actor)
     stages = range(actor.parallel.virtual_pipeline) if actor.parallel.virtual_pipeline else [None]
-    return [_chunk(model, config, stage, actor.logprob_chunk_tokens) for stage in stages]
+    head_chunk_tokens = actor.head_chunk_tokens(has_own_memory())
+    return [_chunk(model, config, stage, head_chunk_tokens) for stage in stages]
 
 
 def _chunk(model: TrainableModel, config: Any, vp_stage: int | None, head_chunk_tokens: int) -> PolicyModel:

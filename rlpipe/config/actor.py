@@ -12,6 +12,7 @@ from rlpipe.config.lora import LoraConfig
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.pack_multiples import pack_multiple
 
+_GPU_HEAD_CHUNK_TOKENS, _CPU_HEAD_CHUNK_TOKENS = 4096, 1024
 LARGEST_BFLOAT16_BETA2 = 0.996  # 8 bits of mantissa: 1 - beta2 must be above 2^-8
 
 
@@ -159,8 +160,9 @@ class ActorConfig(Section):
     forward_max_tokens_per_gpu: int | None = Field(None, ge=1)
     """The same for passes without gradients; `max_tokens_per_gpu` when empty."""
 
-    logprob_chunk_tokens: int = Field(1024, ge=1)
-    """Tokens whose logits exist at the same time in the head."""
+    logprob_chunk_tokens: int | None = Field(None, ge=1)
+    """Tokens whose logits exist at the same time in the head; when empty 4,096 on a GPU, whose kernels keep them once
+    and in the weights' dtype, and 1,024 elsewhere."""
 
     gdn_backend: Literal["auto", "torch", "fla", "flashqla"] = "auto"
     """Kernel of Gated DeltaNet layers; `auto` is `fla` on CUDA and `torch` elsewhere."""
@@ -192,6 +194,10 @@ class ActorConfig(Section):
         if self.max_tokens_per_gpu == "auto":
             raise ConfigError("actor.max_tokens_per_gpu is 'auto' and was not chosen: give a number of tokens")
         return self.max_tokens_per_gpu
+
+    def head_chunk_tokens(self, on_gpu: bool) -> int:
+        """`logprob_chunk_tokens`, or what holds when it is empty."""
+        return self.logprob_chunk_tokens or (_GPU_HEAD_CHUNK_TOKENS if on_gpu else _CPU_HEAD_CHUNK_TOKENS)
 
     @property
     def pack_multiple(self) -> int:

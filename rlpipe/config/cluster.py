@@ -62,23 +62,36 @@ class SpeedsConfig(Section):
     """How fast this code runs on such nodes, for the seconds of `rlpipe plan`: measured by `benchmarks/whole_step.py`,
     to be corrected from its table where a part is off. The defaults are of one H200 with 16 cores."""
 
-    layers_share_of_peak: float = Field(0.333, gt=0, le=1)
-    """Of the GPU's peak, executed FLOPs of forward and backward passes in packs without end, of layers with experts or
-    Gated DeltaNet."""
+    products_share_of_peak: float = Field(0.77, gt=0, le=1)
+    """Of the GPU's peak, executed FLOPs of the layers' matrix products in forward and backward passes, all but those
+    that follow."""
 
-    dense_layers_share_of_peak: float = Field(0.72, gt=0, le=1)
-    """The same of layers that have neither: their products are larger, and less lies between them."""
+    experts_share_of_peak: float = Field(0.57, gt=0, le=1)
+    """The same of routed experts' products."""
 
-    attention_share_of_peak: float = Field(0.49, gt=0, le=1)
+    delta_rule_share_of_peak: float = Field(0.055, gt=0, le=1)
+    """The same of Gated DeltaNet's states, counted as the model's own FLOPs, with fla's kernels."""
+
+    attention_share_of_peak: float = Field(0.45, gt=0, le=1)
     """The same of attention's own products, queries with keys and weights with values, which long sequences consist
     of."""
+
+    short_attention_share_of_peak: float = Field(0.21, gt=0, le=1)
+    """The same of sequences below 3,000 tokens, whose kernels are others."""
+
+    head_share_of_peak: float = Field(0.58, gt=0, le=1)
+    """The same of the vocabulary's products, with the softmax between them."""
+
+    layer_memory_passes: float = Field(3.0, ge=0)
+    """How often a forward pass reads or writes the inputs and outputs of a layer's products for all that lies between
+    them, of the GPU's memory bandwidth; a backward pass twice as often."""
+
+    pack_overhead_tokens: int = Field(1000, ge=0)
+    """What else a pack costs its layers, in tokens: a pack of that size takes twice as long."""
 
     adapter_memory_passes: float = Field(10, ge=0)
     """How often a training step reads or writes the inputs and outputs of adapted projections for their adapters, whose
     products are narrow: of the GPU's memory bandwidth, beside the layers."""
-
-    pack_overhead_tokens: int = Field(2300, ge=0)
-    """What else a pack costs, in tokens: a pack of that size reaches half of that share."""
 
     host_layer_seconds: float = Field(0.0055, ge=0)
     """Of the host, to start the kernels of a layer with experts or Gated DeltaNet in one pass over a pack, however

@@ -75,7 +75,7 @@ def _gpu_seconds(model: Model, cluster: ClusterConfig, ranks: int, work: EngineP
     share = speeds.attention_share_of_bandwidth if work.tokens == 1 else speeds.verifying_share_of_bandwidth
     reading = _weight_and_state_bytes(model, work) / ranks / speeds.decoding_share_of_bandwidth
     reading += _cache_bytes(model, ranks, work) / share
-    peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.dense_layers_share_of_peak
+    peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.products_share_of_peak
     computing = work.rows * model_flops(model.shape, [1], include_mtp=False).forward / ranks / peak
     starting = len(model.shape.layers) * speeds.layer_step_seconds
     return max(reading / bandwidth, computing, starting) + _exchange_seconds(model, cluster, ranks, work.rows)

@@ -158,7 +158,7 @@ def path_or_bundled(path: str) -> str:
 def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     """By part. On a CPU the actor's parts are of one process, with the optimizer among them."""
     optimizer = _optimizer_bytes(config, model)
-    actor = _actor_parts(config, model, fused=cluster.gpus > 0 and config.actor.dtype == "bfloat16")
+    actor = _actor_parts(config, model, on_gpu=cluster.gpus > 0)
     device, host = optimizer * (1 - _offloaded(config)), optimizer * _offloaded(config)
     if cluster.gpus:
         passes = sum(actor.get(name, 0) for name in _OF_PASSES)
@@ -286,7 +286,7 @@ def _offloaded(config: Config) -> float:
     return config.actor.optimizer.cpu_offload_fraction
 
 
-def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
+def _actor_parts(config: Config, model: Model, on_gpu: bool) -> dict[str, int]:
     actor = config.actor
     element = _BYTES[actor.dtype]
     own = stage_parameters(model.shape, model.tied, actor.parallel.pipeline).on_rank(actor.parallel)
@@ -294,8 +294,10 @@ def _actor_parts(config: Config, model: Model, fused: bool) -> dict[str, int]:
     rows = model.shape.vocab_size // actor.parallel.tensor
     # A chunk's logits in the backward pass, whose place their gradient takes; the head's gradient, that of a chunk and,
     # in float32, the sum. Never at the same time as a layer that is computed again.
-    head = actor.logprob_chunk_tokens * rows * (element if fused else _LOGITS_COPIES * 4)
+    chunk = actor.head_chunk_tokens(on_gpu)
+    head = chunk * rows * (element if on_gpu else _LOGITS_COPIES * 4)
     head += rows * model.shape.hidden_size * (element + 4) if model.adapters is None else 0
+    fused = on_gpu and actor.dtype == "bfloat16"
     passes = Passes(actor, element, fused, model.adapters is None, model.trained_experts)
     again = recomputed_bytes(model.shape, passes)
     layer = again + working_bytes(model.shape, passes)

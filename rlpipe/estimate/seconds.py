@@ -2,7 +2,7 @@
 `speeds`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
@@ -18,31 +18,47 @@ from rlpipe.estimate.memory import (
     room_beside_engines,
 )
 from rlpipe.estimate.parameters import fp8_parameters
-from rlpipe.flops.breakdown import Part, model_flops
+from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
-from rlpipe.flops.layers import MixtureOfExperts
+from rlpipe.flops.layers import (
+    DecoderLayer,
+    DenseFeedForward,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Mixer,
+    MixtureOfExperts,
+)
 from rlpipe.flops.peaks import peak_bf16_tflops
 
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _MASTER_BYTES = 4
 _PARAMETER_BYTES = 2
+_LONG_SEQUENCE_TOKENS = 3000  # from which on the actor's attention is cuDNN's (actor/layers/causal_attention.py)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Executed FLOPs of passes over all sequences.
+    """Executed FLOPs of passes over sequences of one length, by what runs at a speed of its own.
 
-    attention: of queries with keys and weights with values, which grow with the square of a sequence.
-    layers: all others, which grow with its tokens.
+    experts: products of routed experts. delta_rule: of Gated DeltaNet's states. attention: of queries with keys and
+    weights with values, which grow with the square of a sequence. head: of the vocabulary. products: all others.
+    forward_passes: how many there are, a backward pass counted as two.
     """
 
-    layers: float
+    sequences: int
+    sequence_tokens: int
+    forward_passes: int
+    products: float
+    experts: float
+    delta_rule: float
     attention: float
+    head: float
 
-    def __sub__(self, saved: float) -> "Work":
-        """Less these of the layers."""
-        return Work(self.layers - saved, self.attention)
+    @property
+    def total(self) -> float:
+        return self.products + self.experts + self.delta_rule + self.attention + self.head
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,11 @@ def _training_work(config: Config, model: Model, cluster: ClusterConfig, lengths
     whole = _executed_work(
         model, cluster, lengths, Recompute(recompute.chosen, frozenset(recompute.modules)), config.actor.train_mtp
     )
-    return whole - lengths.samples * model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
+    tokens = lengths.samples * lengths.sequence_tokens
+    saved = lengths.samples * model.untrained.flops([lengths.sequence_tokens], idle=recompute.chosen != "full")
+    of_head = 0 if model.adapters is None else tokens * model.shape.head_flops  # whose weight has no gradient either
+    left = 1 - (saved - of_head) / (whole.products + whole.experts)
+    return replace(whole, products=left * whole.products, experts=left * whole.experts, head=whole.head - of_head)
 
 
 def _executed_work(
@@ -145,24 +165,41 @@ def _executed_work(
 ) -> Work:
     """Of forward and backward passes, where everything is trained."""
     kernels = KernelWork(flash_attention=bool(cluster.gpus), head_recompute=True)
+    heads = 4 * (1 + (len(model.shape.mtp_decoder_layers) if include_mtp else 0))
 
     def flops(tokens: int) -> int:
         return hardware_flops(model.shape, [tokens], recompute, kernels, include_mtp=include_mtp)
 
-    return _work(flops, lengths.sequence_tokens, lengths.samples)
+    passes = 4 if recompute.granularity == "full" else 3
+    return _work(flops, model, lengths.sequence_tokens, lengths.samples, passes, heads)
 
 
 def _forward_work(model: Model, tokens: int, sequences: int) -> Work:
     def flops(tokens: int) -> int:
         return model_flops(model.shape, [tokens], Convention.CAUSAL_HALF, include_mtp=False).forward
 
-    return _work(flops, tokens, sequences)
+    return _work(flops, model, tokens, sequences, 1, 1)
 
 
-def _work(flops: Callable[[int], int], tokens: int, sequences: int) -> Work:
-    """flops: of a sequence of so many tokens. What it has beyond as many sequences of one token is attention."""
-    layers = tokens * flops(1)
-    return Work(sequences * layers, sequences * (flops(tokens) - layers))
+def _work(flops: Callable[[int], int], model: Model, tokens: int, sequences: int, passes: int, heads: int) -> Work:
+    """flops: of a sequence of so many tokens. What it has beyond as many sequences of one token is attention.
+    heads: how often a product of the vocabulary is made."""
+    linear = tokens * flops(1)
+    total = sequences * tokens
+    head = heads * model.shape.head_flops * total
+    experts = passes * total * sum(_routed_flops(layer) for layer in model.shape.layers)
+    delta_rule = passes * total * sum(layer.core_flops for layer in model.gdn_layers)
+    products = sequences * linear - head - experts - delta_rule
+    attention = sequences * (flops(tokens) - linear)
+    return Work(sequences, tokens, passes, products, experts, delta_rule, attention, head)
+
+
+def _routed_flops(layer: DecoderLayer) -> int:
+    """Of one token's products with the experts that it chooses."""
+    part = layer.feed_forward
+    if not isinstance(part, MixtureOfExperts):
+        return 0
+    return 6 * part.hidden_size * part.experts_per_token * part.expert_intermediate_size
 
 
 def _busy_share(config: Config, lengths: Lengths) -> float:
@@ -176,13 +213,12 @@ def _busy_share(config: Config, lengths: Lengths) -> float:
 
 def _last_stage(config: Config, model: Model, cluster: ClusterConfig, lengths: Lengths) -> float:
     """Work of a pipeline's last stage, which has the head beside its layers, over the mean of all stages, which wait
-    for it. The head is one large product, at the speed of dense layers."""
-    stages, speeds = config.actor.parallel.pipeline, cluster.speeds
-    parts = model_flops(model.shape, [lengths.sequence_tokens], include_mtp=False).parts
-    share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
-    head = sum(work.forward for part, work in parts if part is Part.HEAD) / speeds.dense_layers_share_of_peak
-    layers = sum(work.forward for part, work in parts if part is not Part.HEAD) / share
-    return (layers / stages + head) * stages / (layers + head)
+    for it."""
+    stages = config.actor.parallel.pipeline
+    work = _forward_work(model, lengths.sequence_tokens, lengths.samples)
+    whole = _device_seconds(work, config, model, cluster)
+    layers = _device_seconds(replace(work, head=0), config, model, cluster)
+    return (layers / stages + whole - layers) * stages / whole
 
 
 @dataclass(frozen=True)
@@ -226,13 +262,44 @@ def _exchange_seconds(config: Config, model: Model, cluster: ClusterConfig, leng
 
 def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterConfig) -> float:
     """Of one device that did all of it, in the actor's packs, and exchanged nothing with others."""
-    speeds, tokens = cluster.speeds, config.actor.pack_tokens
+    speeds, pack = cluster.speeds, config.actor.pack_tokens
     if not cluster.gpus:
-        return (work.layers + work.attention) / (speeds.cpu_tflops * 1e12)
-    peak = peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0
-    share = speeds.dense_layers_share_of_peak if model.is_dense else speeds.layers_share_of_peak
-    in_long_packs = (work.layers / share + work.attention / speeds.attention_share_of_peak) / (peak * 1e12)
-    return in_long_packs * (tokens + speeds.pack_overhead_tokens) / tokens
+        return work.total / (speeds.cpu_tflops * 1e12)
+    is_short = work.sequence_tokens < _LONG_SEQUENCE_TOKENS
+    attention = work.attention / (speeds.short_attention_share_of_peak if is_short else speeds.attention_share_of_peak)
+    layers = work.products / speeds.products_share_of_peak + work.experts / speeds.experts_share_of_peak
+    layers += work.delta_rule / speeds.delta_rule_share_of_peak + attention
+    peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12
+    in_long_packs = layers / peak + _between_products_seconds(work, model, cluster)
+    return in_long_packs * (pack + speeds.pack_overhead_tokens) / pack + work.head / speeds.head_share_of_peak / peak
+
+
+def _between_products_seconds(work: Work, model: Model, cluster: ClusterConfig) -> float:
+    """What lies between products and is bound by memory: norms, rotation, convolution, SwiGLU, sums and copies."""
+    widths = sum(_mixer_widths(layer.mixer) + _feed_forward_widths(layer.feed_forward) for layer in model.shape.layers)
+    size = work.sequences * work.sequence_tokens * widths * _PARAMETER_BYTES
+    passes = work.forward_passes * cluster.speeds.layer_memory_passes
+    return passes * size / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
+
+
+def _mixer_widths(mixer: Mixer) -> int:
+    """Elements that one token has at both ends of a mixer's products."""
+    if isinstance(mixer, GatedDeltaNet):
+        values = mixer.value_heads * mixer.value_head_dim
+        return 2 * mixer.hidden_size + 2 * mixer.key_heads * mixer.key_head_dim + 3 * values
+    if isinstance(mixer, LatentAttention):
+        raise TypeError("the actor has no layers with latent attention")
+    query, keys = mixer.heads * mixer.head_dim, 2 * mixer.key_value_heads * mixer.head_dim
+    return 2 * mixer.hidden_size + (2 + mixer.output_gate) * query + keys
+
+
+def _feed_forward_widths(part: FeedForward) -> int:
+    """The same of a feed-forward. Rows that come out of experts are read where they are added up, and counted once."""
+    if isinstance(part, DenseFeedForward):
+        return 2 * part.hidden_size + 3 * part.intermediate_size
+    routed = part.experts_per_token * (part.hidden_size + 3 * part.expert_intermediate_size)
+    shared = 2 * part.hidden_size + 3 * part.shared_intermediate_size if part.shared_intermediate_size else 0
+    return routed + shared
 
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:

@@ -26,6 +26,7 @@ SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
 NARROW = ["rollout.engines=8", "rollout.engine.tensor_parallel=1"]
 DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
 HYBRID_ONE, DENSE_ONE = (PROJECT / f"configs/recipes/{name}_dapo.yaml" for name in ("qwen3_5_9b", "qwen3_0_6b"))
+SHORT_ONE = PROJECT / "configs/recipes/qwen3_0_6b_gsm8k.yaml"
 TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
 
 
@@ -107,7 +108,7 @@ def test_recurrent_states_cap_the_requests(overrides, slots):
     [
         ("actor.recompute.granularity=full", "activations", False),
         ("actor.optimizer.cpu_offload_fraction=0.5", "optimizer", True),
-        ("actor.logprob_chunk_tokens=4096", "logits chunk", True),
+        ("actor.logprob_chunk_tokens=8192", "logits chunk", True),
         ("weight_sync.bucket_bytes=104857600", "weight sync", False),
     ],
 )
@@ -137,23 +138,28 @@ def test_phases_are_those_that_the_run_needs():
 
 
 @pytest.mark.parametrize(
-    ("speed", "recipe", "phase"),
+    ("speed", "recipe", "phase", "part"),
     [
-        ("layers_share_of_peak", HYBRID_ONE, "forward_backward"),
-        ("dense_layers_share_of_peak", DENSE_ONE, "forward_backward"),
-        ("decoding_share_of_bandwidth", SEED, "rollout"),
-        ("attention_share_of_bandwidth", DENSE, "rollout"),
-        ("gathering_share_of_link", SEED, "weight_sync"),
-        ("weight_buffers_gigabytes_per_second", HYBRID_ONE, "weight_sync"),
+        ("products_share_of_peak", HYBRID_ONE, "forward_backward", 0.4),
+        ("experts_share_of_peak", SEED, "forward_backward", 0.1),
+        ("delta_rule_share_of_peak", SEED, "forward_backward", 0.05),
+        ("attention_share_of_peak", DENSE_ONE, "forward_backward", 0.3),
+        ("short_attention_share_of_peak", SHORT_ONE, "forward_backward", 0.15),
+        ("head_share_of_peak", DENSE_ONE, "forward_backward", 0.1),
+        ("decoding_share_of_bandwidth", SEED, "rollout", 0.3),
+        ("attention_share_of_bandwidth", DENSE, "rollout", 0.3),
+        ("gathering_share_of_link", SEED, "weight_sync", 0.3),
+        ("weight_buffers_gigabytes_per_second", HYBRID_ONE, "weight_sync", 0.3),
     ],
 )
-def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase):
+def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase, part):
+    """part: of the phase, at least."""
     cluster, config = load_cluster("local_8x141gb"), load_config(recipe)
     speeds = cluster.speeds.model_copy(update={speed: getattr(cluster.speeds, speed) / 2})
     slower = cluster.model_copy(update={"speeds": speeds})
     model = load_model(config.model.path)
     before, after = (plan(config, model, one).seconds for one in (cluster, slower))
-    assert after[phase] > 1.3 * before[phase]
+    assert after[phase] > (1 + part) * before[phase]
     assert {name: after[name] for name in after if name not in (phase, "rollout")} == {
         name: before[name] for name in before if name not in (phase, "rollout")
     }
@@ -303,7 +309,7 @@ def test_the_last_stage_of_a_pipeline_has_the_head_beside_its_layers():
         )
         return four.seconds["forward_backward"] / alone.seconds["forward_backward"]
 
-    assert 1.2 < stages_over_whole(model) / stages_over_whole(without_head) < 1.3
+    assert 1.25 < stages_over_whole(model) / stages_over_whole(without_head) < 1.4
 
 
 def test_settings_of_the_cluster_are_planned(tmp_path):
