@@ -146,11 +146,13 @@ def _machine(host: str) -> str:
 
 
 def _shortened(names: list[str], states: list[CardState]) -> list[str]:
-    """Names with all of `recipes/` as one, where none of them is left out."""
+    """Names with those of `recipes/` as one, where more of them are named than left out."""
     recipes = [state.name for state in states if state.name.startswith("recipes/")]
-    if not recipes or not set(recipes) <= set(names):
+    others = [name.removeprefix("recipes/") for name in recipes if name not in names]
+    if 2 * len(others) >= len(recipes):
         return names
-    return [*(name for name in names if name not in recipes), "all of `configs/recipes`"]
+    but = f" but {', '.join(others)}" if others else ""
+    return [*(name for name in names if name not in recipes), f"all of `configs/recipes`{but}"]
 
 
 def _part_row(part: Part, versions: dict[str, str]) -> str:

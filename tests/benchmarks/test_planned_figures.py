@@ -46,7 +46,8 @@ class Record:
 
 
 RECORDS = [
-    Record("whole_step.cuda", "local_1x141gb"),
+    # A step of 128 requests took its host 2.6 to 2.9 ms, where those of the other records need 3.7.
+    Record("whole_step.cuda", "local_1x141gb", frozenset({"rollout s", "step s"}), head_kernels=True),
     Record("whole_step_8_layers.cuda", "local_1x141gb"),
     # By plan, gradients just stay mapped while the engine generates, 3 GB below what the actor may hold there.
     # 24 GB less were in use, so that probably they did not, and mapping them anew is what sleep_wake took longer for.
@@ -156,6 +157,32 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
                 assert abs(expected / found - 1) <= WITHIN[kind], (run.case, row.title, expected, found)
         print(run.case, {title: f"{ratio:.2f}" for title, ratio in ratios.items()})
         assert {"rollout s", PASSES, *PEAKS} - record.left_out <= ratios.keys()
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("recipes_9b.cuda", "local_1x141gb")])
+def test_shipped_recipes_are_planned_within_a_fifth(name, cluster, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from shipped_recipes import PROMPT_SHARE
+
+    output = read_record(BENCHMARKS / "results" / f"{name}.json").output
+    tables = re.findall(r"^(\w+): [\d.]+ B; .*\n((?:.+\n)+)", output, re.MULTILINE)
+    assert tables
+    for recipe, table in tables:
+        found = {line[:TITLE_COLUMNS].strip(): line[TITLE_COLUMNS:].split() for line in table.splitlines()}
+        config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml")
+        prompt = int(PROMPT_SHARE * config.data.max_prompt_tokens)
+        settings = [
+            f"model.path={PROJECT}/configs/models/{Path(config.model.path).name}",
+            f"data.max_prompt_tokens={prompt}",
+            f"actor.max_tokens_per_gpu={re.search(r'packs of ([0-9,]+)', output)[1].replace(',', '')}",
+        ]
+        config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml", settings)
+        tokens = int(found["tokens of a response"][-1].replace(",", ""))
+        seconds = plan(config, planned_model(config), load_cluster(cluster), tokens).seconds
+        for row, phase in ((PASSES, "forward_backward"), ("rollout s", "rollout")):
+            ratio = seconds[phase] / float(found[row][-1])
+            print(recipe, row, f"{ratio:.2f}")
+            assert math.isclose(ratio, 1, abs_tol=WITHIN[" s"]), (recipe, row)
 
 
 def test_steps_of_narrow_and_wide_engines_are_planned_within_a_tenth(tmp_path, monkeypatch):
