@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from actor.hf.weight_table import export_plan
@@ -33,7 +34,9 @@ def save_random_policy(config: dict[str, Any], folder: Path, dtype: str, known_n
     multi-token-prediction layer, where the model has one, looks at the embedding.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
+    # Without a version transformers takes its tokenizer for one of Mistral's old ones, and warns.
+    made = {"dtype": dtype, "transformers_version": transformers.__version__}
+    (folder / "config.json").write_text(json.dumps(config | made, indent=1))
     model = trainable_model(config)
     drawn = (torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
     known = _known_next(model, getattr(torch, dtype)) if known_next else {}
