@@ -288,7 +288,10 @@ def _mixer_widths(mixer: Mixer) -> int:
         values = mixer.value_heads * mixer.value_head_dim
         return 2 * mixer.hidden_size + 2 * mixer.key_heads * mixer.key_head_dim + 3 * values
     if isinstance(mixer, LatentAttention):
-        raise TypeError("the actor has no layers with latent attention")
+        query, values = mixer.heads * mixer.query_head_dim, mixer.heads * mixer.value_head_dim
+        from_latents = 2 * mixer.key_value_rank + mixer.rope_head_dim + mixer.heads * mixer.nope_head_dim + values
+        queries = query if mixer.query_rank is None else 2 * mixer.query_rank + query
+        return 2 * mixer.hidden_size + queries + from_latents + values
     query, keys = mixer.heads * mixer.head_dim, 2 * mixer.key_value_heads * mixer.head_dim
     return 2 * mixer.hidden_size + (2 + mixer.output_gate) * query + keys
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from actor import device_memory, streamed_adam
@@ -17,6 +18,7 @@ from rlpipe.config.load import load_config
 from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, Model, load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan
+from rlpipe.model.families import FAMILIES
 from rlpipe.shared.project_files import CLUSTERS
 from rlpipe.shared.project_files import ROOT as PROJECT
 from rlpipe.training.trained_share import planned_model
@@ -163,6 +165,17 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase, par
     assert {name: after[name] for name in after if name not in (phase, "rollout")} == {
         name: before[name] for name in before if name not in (phase, "rollout")
     }
+
+
+@pytest.mark.parametrize("model_type", sorted(name for name, family in FAMILIES.items() if not family.training))
+def test_models_that_cannot_be_trained_are_planned(model_type, tmp_path):
+    """docs/models.md says so."""
+    missing = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}  # of transformers' defaults
+    shape = AutoConfig.for_model(model_type).to_dict() | missing.get(model_type, {})
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = [f"model.path={tmp_path}", "actor.max_tokens_per_gpu=16384"]
+    planned = plan(load_config(DENSE, settings), load_model(str(tmp_path)), load_cluster("local_8x141gb"))
+    assert planned.seconds["forward_backward"] > 0 and planned.memory.actor["activations"] > 0
 
 
 def test_no_pass_takes_less_than_the_host_needs_to_start_its_kernels():
