@@ -8,7 +8,15 @@ sum before it, the convolution with what follows it, SwiGLU, the spreading and t
 from dataclasses import dataclass
 
 from rlpipe.flops import Part, model_flops
-from rlpipe.flops.layers import DecoderLayer, DenseFeedForward, FeedForward, GatedDeltaNet, LatentAttention, Mixer
+from rlpipe.flops.layers import (
+    DecoderLayer,
+    DenseFeedForward,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Mixer,
+    MixtureOfExperts,
+)
 from rlpipe.flops.shape import ModelShape
 
 
@@ -41,7 +49,8 @@ class Floors:
 def layer_floors(shape: ModelShape, lengths: tuple[int, ...], product_flops: float, copy_bytes: float) -> Floors:
     """product_flops: a second, of a large matrix product; copy_bytes: a second, read and written together."""
     parts = {part: work for part, work in model_flops(shape, lengths).parts if part is not Part.HEAD}
-    routed = sum(_routed_flops(layer.feed_forward) for layer in shape.layers) * sum(lengths)
+    parts_of_layers = (layer.feed_forward for layer in shape.layers)
+    routed = sum(part.routed_flops for part in parts_of_layers if isinstance(part, MixtureOfExperts)) * sum(lengths)
     weights = sum(work.weights for work in parts.values())
     delta_rule = parts[Part.GDN].core if Part.GDN in parts else 0
     cores = sum(work.core for work in parts.values())
@@ -53,13 +62,6 @@ def layer_floors(shape: ModelShape, lengths: tuple[int, ...], product_flops: flo
         delta_rule=3 * delta_rule / product_flops,
         between=2 * elements / copy_bytes,
     )
-
-
-def _routed_flops(part: FeedForward) -> int:
-    """Of the experts' products for one token."""
-    if isinstance(part, DenseFeedForward):
-        return 0
-    return 6 * part.hidden_size * part.experts_per_token * part.expert_intermediate_size
 
 
 def _elements_between(layer: DecoderLayer, hidden: int) -> int:

@@ -22,7 +22,6 @@ from rlpipe.flops.breakdown import model_flops
 from rlpipe.flops.convention import Convention
 from rlpipe.flops.hardware import KernelWork, Recompute, hardware_flops
 from rlpipe.flops.layers import (
-    DecoderLayer,
     DenseFeedForward,
     FeedForward,
     GatedDeltaNet,
@@ -187,19 +186,12 @@ def _work(flops: Callable[[int], int], model: Model, tokens: int, sequences: int
     linear = tokens * flops(1)
     total = sequences * tokens
     head = heads * model.shape.head_flops * total
-    experts = passes * total * sum(_routed_flops(layer) for layer in model.shape.layers)
+    parts = (layer.feed_forward for layer in model.shape.layers)
+    experts = passes * total * sum(part.routed_flops for part in parts if isinstance(part, MixtureOfExperts))
     delta_rule = passes * total * sum(layer.core_flops for layer in model.gdn_layers)
     products = sequences * linear - head - experts - delta_rule
     attention = sequences * (flops(tokens) - linear)
     return Work(sequences, tokens, passes, products, experts, delta_rule, attention, head)
-
-
-def _routed_flops(layer: DecoderLayer) -> int:
-    """Of one token's products with the experts that it chooses."""
-    part = layer.feed_forward
-    if not isinstance(part, MixtureOfExperts):
-        return 0
-    return 6 * part.hidden_size * part.experts_per_token * part.expert_intermediate_size
 
 
 def _busy_share(config: Config, lengths: Lengths) -> float:

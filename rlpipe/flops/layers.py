@@ -150,9 +150,12 @@ class MixtureOfExperts:
         return 6 * self.hidden_size * self.shared_intermediate_size + gate
 
     @property
+    def routed_flops(self) -> int:
+        return 6 * self.hidden_size * self.experts_per_token * self.expert_intermediate_size
+
+    @property
     def weights_flops(self) -> int:
-        routed = self.experts_per_token * 6 * self.hidden_size * self.expert_intermediate_size
-        return routed + 2 * self.hidden_size * self.experts + self.shared_flops
+        return self.routed_flops + 2 * self.hidden_size * self.experts + self.shared_flops
 
 
 SoftmaxAttention = GroupedQueryAttention | LatentAttention
