@@ -1,22 +1,25 @@
 """Writes the files of a Megatron checkpoint in a thread while training goes on.
 
 Megatron's own asynchronous path forks writer processes and keeps a manager process for their results; forking a
-process with many threads and a large host-resident optimizer state is neither safe nor cheap. Here the tensors are
-staged in host memory first and a thread writes the very same buckets.
+process with many threads and a large host-resident optimizer state is neither safe nor cheap. Here a thread writes the
+very same buckets. Weights are staged in host memory first; the optimizer's states, several times as large, are written
+from where they lie in it, and the next update waits until they are.
 """
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from actor.device import compute_device
+from actor.device import compute_device, synchronize
 from rlpipe.shared.checkpoint_folder import file_checksum
 from rlpipe.shared.replaced_parts import relies_on, replaces
 
@@ -24,6 +27,12 @@ replaces(
     "megatron.core.dist_checkpointing.strategies.filesystem_async:_results_queue",
     why="results of a thread's writes need no manager process, which Megatron would fork",
     drop_when="Megatron's asynchronous save can write in a thread",
+)
+relies_on(
+    "megatron.core.dist_checkpointing.strategies.filesystem_async:FileSystemWriterAsync.prepare_write_data",
+    "megatron.core.dist_checkpointing.strategies.filesystem_async:FileSystemWriterAsync.get_save_function_and_args",
+    why="its buckets hold what has no memory of its own as it is, and the memory is found by name and offset",
+    drop_when="Megatron can write views of host memory without copying all of them first",
 )
 relies_on(
     "megatron.core.dist_checkpointing.strategies.filesystem_async:FileSystemWriterAsync.write_preloaded_data",
@@ -43,20 +52,40 @@ def writer_thread() -> Executor:
     return ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
 
 
+class Written:
+    """Tensors that are written from where they lie: their shards without memory, for Megatron to plan with."""
+
+    def __init__(self, shards: Sequence[ShardedTensor]) -> None:
+        self.planned = [replace(shard, data=torch.empty_like(shard.data, device="meta")) for shard in shards]
+        self._tensors = {(shard.key, tuple(shard.global_offset)): shard.data for shard in shards}
+
+    def get(self, item: Any) -> torch.Tensor | None:
+        """Of one of Megatron's items; None for what is none of these."""
+        return self._tensors.get((item.index.fqn, tuple(item.index.offset or ())))
+
+
 class BackgroundWrite:
     """One running save. `finished` and `finalize` are collective: every process calls them at the same point."""
 
-    def __init__(self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], writer: Executor) -> None:
-        """live_tensors: those that training changes while the files are written; they are copied first."""
+    def __init__(
+        self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], in_place: Written, writer: Executor
+    ) -> None:
+        """live_tensors: those that training changes while the files are written; they are copied first. in_place: what
+        it may change only after `wait_until_read`."""
         self._request = request
         self._checksums: dict[str, str] = {}
         self._writing: Future[None] | None = None
         if request.async_fn is None:  # this process has nothing to write
             return
-        _, _, results = request.async_fn_args
+        _, planned, results = request.async_fn_args
         transforms = request.async_fn.args[0]
-        buckets = _copied(request.preload_fn(), live_tensors)
+        buckets = _staged(planned, live_tensors, in_place)
         self._writing = writer.submit(_write, transforms, buckets, results, self._checksums)
+
+    def wait_until_read(self) -> None:
+        """Returns once nothing of this process is read any more."""
+        if self._writing is not None:
+            self._writing.result()
 
     def finished(self, wait: bool) -> bool:
         """Whether every process has written its files; with `wait` it first waits for its own."""
@@ -79,16 +108,44 @@ class BackgroundWrite:
             function()
 
 
-def _copied(buckets: list[Any], live_tensors: Sequence[torch.Tensor]) -> list[Any]:
+@dataclass(frozen=True)
+class _Tensors:
+    """Pairs of item and tensor, of which those in place are copied one at a time: a file gets whole storages."""
+
+    pairs: Sequence[tuple[Any, torch.Tensor]]
+    in_place: frozenset[int]
+
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
+        for number, (item, tensor) in enumerate(self.pairs):
+            yield item, _copy(tensor) if number in self.in_place else tensor
+
+
+def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: Written) -> list[Any]:
     live = {tensor.untyped_storage().data_ptr() for tensor in live_tensors}
 
     def stable(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cpu:
+            return tensor.to("cpu", non_blocking=True)
         return tensor.clone() if tensor.untyped_storage().data_ptr() in live else tensor
 
-    return [
-        (path, name, (blobs, [(item, stable(tensor)) for item, tensor in tensors]))
-        for path, name, (blobs, tensors) in buckets
-    ]
+    def tensors(planned: Sequence[tuple[Any, torch.Tensor]]) -> _Tensors:
+        found = [in_place.get(item) for item, _ in planned]
+        left = frozenset(number for number, tensor in enumerate(found) if tensor is not None and tensor.is_cpu)
+        return _Tensors(
+            [
+                (item, own if own is not None and number in left else stable(tensor if own is None else own))
+                for number, ((item, tensor), own) in enumerate(zip(planned, found, strict=True))
+            ],
+            left,
+        )
+
+    staged = [(path, name, (blobs, tensors(planned))) for path, name, (blobs, planned) in buckets]
+    synchronize()
+    return staged
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _write(transforms: list[Any], buckets: list[Any], results: Any, checksums: dict[str, str]) -> None:

@@ -3,7 +3,8 @@
 import json
 import random
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +22,10 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from actor.background_writer import BackgroundWrite, use_thread_queue, writer_thread
+from actor.background_writer import BackgroundWrite, Written, use_thread_queue, writer_thread
 from actor.hf.tensor_placement import ADAPTER
 from actor.models.policy_model import PolicyModel
-from actor.optimizer_content import optimizer_content, restore_optimizer
+from actor.optimizer_content import optimizer_content, restore_step
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
@@ -55,6 +56,7 @@ class Checkpointer:
         self._keep = keep
         self._writer = writer_thread()
         self._running: tuple[BackgroundWrite, Path, dict[str, Any]] | None = None
+        self._waited_seconds = 0.0
         use_thread_queue()
 
     def save(self, directory: Path, iteration: int, driver_state: dict[str, Any]) -> Path:
@@ -69,12 +71,25 @@ class Checkpointer:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
             dist.barrier()
-            content = _content(self._trainer, loading=False)
+            states = Written(optimizer_content(self._trainer.optimizer.megatron, _models(self._trainer)))
+            content = _content(self._trainer, states.planned) | {"generators": _all_generators()}
             request = dist_checkpointing.save(content, str(partial), async_sharded_save=True)
         live = [tensor for chunk in self._trainer.policy for tensor in (*chunk.parameters(), *chunk.buffers())]
         state = {"iteration": iteration, "driver": driver_state, "actor": _progress(self._trainer)}
-        self._running = (BackgroundWrite(request, live, self._writer), final, state)
+        write = BackgroundWrite(request, live, states, self._writer)
+        self._trainer.optimizer.wait_for_reader = lambda: self._wait_until_read(write)
+        self._running = (write, final, state)
         return final
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of this process since the last call."""
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        return {"checkpoint/update_wait_seconds": waited}
+
+    def _wait_until_read(self, write: BackgroundWrite) -> None:
+        begin = time.perf_counter()
+        write.wait_until_read()
+        self._waited_seconds += time.perf_counter() - begin
 
     def poll(self) -> None:
         """Publish a running save if all processes have written their files."""
@@ -95,7 +110,9 @@ class Checkpointer:
         state = read_state(path)
         _check_identity(path, state["actor"]["model"], _identity(self._trainer))
         _check_content(path, state)
-        content = _content(self._trainer, loading=True)
+        self._trainer.optimizer.finish()
+        states = optimizer_content(self._trainer.optimizer.megatron, _models(self._trainer))
+        content = _content(self._trainer, states)
         try:
             loaded = dist_checkpointing.load(content, str(path), strict=StrictHandling.RAISE_ALL)
             _restore(self._trainer, loaded, state["actor"])
@@ -158,25 +175,21 @@ def sharding_metadata() -> dict[str, Any]:
     return {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "non_homogeneous_layers": True,
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "distrib_optim_fully_reshardable_mem_efficient": True,
     }
 
 
-def _content(trainer: Trainer, loading: bool) -> dict[str, Any]:
-    """What Megatron saves or loads: sharded tensors of model, optimizer and reference; and generators."""
+def _models(trainer: Trainer) -> dict[str, Any]:
     metadata = sharding_metadata()
-    models = {
-        _chunk_key(trainer, index): trained_content(chunk, metadata) for index, chunk in enumerate(trainer.policy)
-    }
-    content: dict[str, Any] = dict(models)
-    optimizer = optimizer_content(trainer.optimizer.megatron, models, loading, metadata)
-    if optimizer:
-        content["optimizer"] = optimizer
+    return {_chunk_key(trainer, index): trained_content(chunk, metadata) for index, chunk in enumerate(trainer.policy)}
+
+
+def _content(trainer: Trainer, states: Sequence[ShardedTensor]) -> dict[str, Any]:
+    """What Megatron saves or loads: sharded tensors of model, optimizer and reference. states: the optimizer's."""
+    content = _models(trainer)
+    if states:
+        content["optimizer"] = {f"{shard.key} from {shard.global_offset}": shard for shard in states}
     if trainer.reference is not None:
-        content["reference"] = _reference_content(trainer, trainer.reference, metadata)
-    if not loading:
-        content["generators"] = _all_generators()
+        content["reference"] = _reference_content(trainer, trainer.reference, sharding_metadata())
     return content
 
 
@@ -216,7 +229,7 @@ def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: 
 def _restore(trainer: Trainer, loaded: dict[str, Any], progress: dict[str, Any]) -> None:
     for index, chunk in enumerate(trainer.policy):
         load_trained(chunk, loaded[_chunk_key(trainer, index)])
-    restore_optimizer(trainer.optimizer.megatron, loaded.get("optimizer", {}), progress["applied_steps"])
+    restore_step(trainer.optimizer.megatron, progress["applied_steps"])
     trainer.optimizer.applied_steps = progress["applied_steps"]
     trainer.counts = UpdateCounts(**progress["counts"])
     _set_generators(loaded["generators"])

@@ -1,7 +1,7 @@
 """Megatron's distributed Adam with masters and moments in host memory, its learning rate, and its clipped step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Optimizer:
         self.options = options
         self.total_steps = total_steps
         self.applied_steps = 0
+        self.wait_for_reader: Callable[[], None] = _nobody
+        """Returns once nobody reads the states any more; an update changes them."""
         self._chunks = list(chunks)
         with offloaded_adam(options.moments_dtype, host_memory):
             self.megatron: Any = get_megatron_optimizer(_megatron_config(options, dtype), self._chunks)
@@ -94,6 +96,8 @@ class Optimizer:
             group["weight_decay"] = self.options.weight_decay * group["wd_mult"]
         for adam, slots in zip(self.streamed, staying_slots, strict=False):
             adam.staying_slots = slots
+        self.wait_for_reader()
+        self.wait_for_reader = _nobody
         for part in self.megatron.chained_optimizers:
             if part.get_parameters():
                 clip_grad_by_total_norm_fp32(
@@ -107,17 +111,16 @@ class Optimizer:
         for adam in self.adams:
             adam.finish()
 
-    def compact_state(self) -> None:
-        """Call after loading."""
-        for adam in self.adams:
-            adam.compact_state()
-
     def close(self) -> None:
         """Let go of all states; call before another optimizer is made, which would not fit beside this one."""
         for adam in self.adams:
             adam.close()
         self.megatron = None
         collect_everything()  # Megatron's optimizers refer to themselves
+
+
+def _nobody() -> None:
+    """There is none."""
 
 
 def _megatron_config(options: OptimizerConfig, dtype: str) -> MegatronOptimizerConfig:

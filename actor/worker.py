@@ -238,6 +238,7 @@ class ActorWorker:
             metrics={
                 **self._guard.take(),
                 **self._memory.take(),
+                **self._checkpointer.take_metrics(),
                 "ranks/unknown_exchanges": float(take_unknown_calls()),
             },
         )

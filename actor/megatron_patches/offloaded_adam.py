@@ -5,7 +5,6 @@ are one, `HostAdam` updates them there; on a GPU `StreamedAdam` updates them on 
 device.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,8 +34,6 @@ replaces(
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._init_sub_optimizers",
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._get_sub_optimizer_param_groups",
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._set_sub_optimizer_grads",
-    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._update_fp32_params_by_new_state",
-    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer._move_new_state_to_right_device",
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer.step",
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer.update_fp32_param_by_new_param",
     why="states in host memory on every device, in one dtype, updated where that is fast; each method says which line",
@@ -110,20 +107,15 @@ class OffloadedAdam(HybridDeviceOptimizer):
         if self.streamed is not None:
             self.streamed.finish()
 
-    def compact_state(self) -> None:
-        """Let go of the whole tensors that the shards of a loaded state are views of."""
+    def forget_uploaded(self) -> None:
+        """The states in host memory were changed from outside."""
         if self.streamed is not None:
-            return  # loaded values were copied into the host's states
-        for state in self.state.values():
-            for name in _MOMENTS:
-                if state[name].untyped_storage().nbytes() > state[name].nbytes:
-                    state[name] = state[name].clone()
+            self.streamed.forget()
 
     def update_fp32_param_by_new_param(self) -> None:
         self.finish()
         super().update_fp32_param_by_new_param()
-        if self.streamed is not None:
-            self.streamed.forget()
+        self.forget_uploaded()
 
     def _init_sub_optimizers(self) -> None:
         """hybrid_optimizer.py:336 builds everything anew after loading, though the parameters are the same objects."""
@@ -199,34 +191,6 @@ class OffloadedAdam(HybridDeviceOptimizer):
                 if self.param_to_inner_param[parameter] is parameter:
                     parameter.grad = getattr(parameter, "decoupled_grad", parameter.grad)
         super()._set_sub_optimizer_grads()
-
-    def _update_fp32_params_by_new_state(self) -> None:
-        """hybrid_optimizer.py:373 wants a float32 copy of every parameter, also of those that are float32."""
-        self.finish()
-        for parameter, state in self.state.items():
-            self.param_to_inner_param[parameter].data.copy_(state["master_param"])
-
-    def _move_new_state_to_right_device(self) -> None:
-        """hybrid_optimizer.py:353 moves the state of device parameters to "cuda", also where the device is another one,
-        leaves that of host parameters in memory which is not page-locked, and all in the dtype of the checkpoint."""
-        for optimizer in self.sub_optimizers:
-            dtype = _moments_dtype(optimizer)
-            for master, state in optimizer.state.items():
-                moments = self._host_moments(master)
-                for name, value in state.items():
-                    if name in moments:
-                        state[name] = moments[name].copy_(value)
-                    elif name == "master_param" and self.streamed is not None:
-                        state[name] = master
-                    elif isinstance(value, Tensor):
-                        state[name] = value.to(master.device, dtype if name in _MOMENTS else value.dtype)
-        if self.streamed is not None:
-            self.streamed.forget()
-        synced: dict[Tensor, Any] = defaultdict(dict)
-        for optimizer in self.sub_optimizers:
-            for master, state in optimizer.state.items():
-                synced[self.inner_param_to_orig_param.get(master, master)] = state
-        self.state = synced
 
 
 def _moments_dtype(adam: torch.optim.Optimizer) -> torch.dtype:

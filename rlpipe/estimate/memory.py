@@ -169,7 +169,7 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
     return Memory(
         actor={name: size for name, size in actor.items() if size},
         engine=_engine(config, model, cluster),
-        host=_host_parts(config, model, cluster, int(host), sum(actor.values())),
+        host=_host_parts(config, model, cluster, int(host), actor),
         disk=_disk_parts(config, model),
     )
 
@@ -392,7 +392,7 @@ def _engine_bytes(engine: EngineConfig, parameters: int, shape: ModelShape) -> i
 
 
 def _host_parts(
-    config: Config, model: Model, cluster: ClusterConfig, offloaded: int, actor_bytes: int
+    config: Config, model: Model, cluster: ClusterConfig, offloaded: int, actor: Mapping[str, int]
 ) -> dict[str, int]:
     """Of the fullest node: actor processes fill nodes one after the other."""
     processes, engines = config.actor.processes, config.rollout.engines * config.rollout.engine.tensor_parallel
@@ -404,13 +404,15 @@ def _host_parts(
     else:
         here, engines_here = processes, engines
         parts = {
-            "actor": here * actor_bytes,
+            "actor": here * sum(actor.values()),
             "engines": engines_here * sum(_engine(config, model, cluster).parts.values()),
         }
     if config.algorithm.kl.coefficient > 0 or config.model.reference_path:
         own = model.trained_in_stage(config.actor.parallel.pipeline).on_rank(config.actor.parallel)
         parts["reference policy"] = here * own * _BYTES[config.actor.dtype]
+    saved = model.parameters if config.actor.lora is None else model.trained
     parts |= {
+        "weights being saved": min(saved * _BYTES[config.actor.dtype], here * actor["parameters"]),
         "object store": config.ray.object_store_bytes,
         "processes": here * _ACTOR_PROCESS + engines_here * _ENGINE_PROCESS + _DRIVER,
     }

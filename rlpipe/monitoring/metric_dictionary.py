@@ -297,6 +297,12 @@ _DECLARED = [
     Metric("memory/actor_host_peak_bytes", "bytes", "largest resident size since the start, all ranks", Reduce.SUM),
     Metric("memory/engine_host_peak_bytes", "bytes", "the same of all engines' processes", Reduce.SUM),
     Metric("memory/host_used_bytes", "bytes", "host memory in use on the fullest node after the update", Reduce.MAX),
+    Metric(
+        "checkpoint/update_wait_seconds",
+        "seconds",
+        "an update waited until the states before it were written, on the slowest rank; part of optimizer",
+        Reduce.MAX,
+    ),
     Metric("ranks/unknown_exchanges", "count", "calls of torch's operations that the table lacks", Reduce.SUM),
     Metric("guard/checks", "count", "collectives preceded by a look at free device memory", Reduce.SUM),
     Metric("guard/skips", "count", "collectives of devices that the policy lets pass", Reduce.SUM),

@@ -2,21 +2,26 @@
 
 import random
 import resource
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing import ShardedTensor
 from tensor_bits import bits
-from train_workers import split, streamed_states, trainer, weights, whole_batch
+from train_workers import masters_and_moments, split, streamed_states, trainer, weights, whole_batch
 
-from actor.checkpoint import Checkpointer
+from actor.checkpoint import Checkpointer, sharding_metadata, trained_content
 from actor.hf.policy_folder import save_hf
+from actor.optimizer_content import optimizer_content
 from actor.trainer import Trainer
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.shared.checkpoint_folder import checkpoint_path, complete_checkpoints, partial_path
+from rlpipe.shared.collection import collect_everything
 from rlpipe.shared.errors import CheckpointError
 
 SUPERVISED = AlgorithmConfig(loss="sft")
@@ -64,10 +69,11 @@ def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder:
             paths["moe"], folder / "l", {"expert": 2}, {"pipeline": 2}, frozen_parameters=[NO_EXPERT]
         ),
         "one_damaged_file": one_damaged_file(rank, paths["dense"], folder / "m"),
-        "dp2_to_tp2_sp": reshard(paths["dense"], folder / "c", {}, sharded),
+        "uneven": [len(rows_in_parts(trainer(paths[name], 2))) for name in ("uneven", "uneven_moe")],
+        "dp2_to_tp2_sp": reshard(paths["uneven"], folder / "c", {}, sharded),
         "tp2_to_pp2": reshard(paths["dense"], folder / "d", {"tensor": 2}, {"pipeline": 2}),
         "moe_ep2_to_dp2": reshard(paths["moe"], folder / "f", {"expert": 2}, {}),
-        "moe_dp2_to_cp2": reshard(paths["moe"], folder / "g", {}, {"context": 2}),
+        "moe_dp2_to_cp2": reshard(paths["uneven_moe"], folder / "g", {}, {"context": 2}),
     }
 
 
@@ -126,6 +132,56 @@ def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 
     }
 
 
+def memory_of_a_save(rank: int, count: int, path: Path, folder: Path, **options: Any) -> dict[str, int]:
+    """Most bytes that this process has beyond what it had before, while it saves and while it loads; and those of its
+    optimizer's states."""
+    policy = trainer(path, count, dtype="bfloat16", optimizer=SCHEDULE, **options)
+    saver = Checkpointer(policy, keep=1)
+    states = sum(tensor.nbytes for tensor in masters_and_moments(policy))
+
+    def save(name: str) -> None:
+        saver.save(folder / name, 1, {})
+        saver.finish()
+
+    def load() -> None:
+        saver.load(checkpoint_path(folder / "first", 1))
+
+    save("first")  # what it imports and opens stays
+    load()
+    return {"saving": _more_memory(lambda: save("second")), "loading": _more_memory(load), "states": states}
+
+
+def _more_memory(work: Callable[[], None]) -> int:
+    collect_everything()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status_bytes("VmRSS")
+    work()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def write_under_way(rank: int, count: int, path: Path, folder: Path) -> dict[str, Any]:
+    """An update that comes while the writer still stands before its first file waits, and changes nothing of it."""
+    policy = trainer(path, count, optimizer=SCHEDULE)
+    two_steps(policy)
+    expected = masters_and_moments(policy)
+    saver = Checkpointer(policy, keep=1)
+    go, order = threading.Event(), []
+    saver._writer.submit(go.wait)
+    final = saver.save(folder, 2, {})
+    threading.Timer(1.0, lambda: (order.append("written"), go.set())).start()
+    policy.train_step(my_packs(policy), SUPERVISED)
+    order.append("updated")
+    saver.finish()
+    twin = trainer(path, count, optimizer=SCHEDULE)
+    Checkpointer(twin, keep=1).load(final)
+    return {"order": order, "states": (bits(masters_and_moments(twin)), bits(expected))}
+
+
 def seed_generators(rank: int) -> None:
     """Each process draws numbers of its own."""
     random.seed(rank)
@@ -148,6 +204,13 @@ def reshard(path: Path, folder: Path, saved: dict[str, Any], loaded: dict[str, A
     other = trainer(path, 2, optimizer=SCHEDULE, parallel=loaded, **options)
     Checkpointer(other, keep=9).load(final)
     return expected, two_steps(other)
+
+
+def rows_in_parts(policy: Trainer) -> list[ShardedTensor]:
+    """Shards of this rank that are a part of a row of their tensor, the rest of which another rank has."""
+    models = {"model": trained_content(policy.policy[0], sharding_metadata())}
+    shards = optimizer_content(policy.optimizer.megatron, models)
+    return [shard for shard in shards if len(shard.global_shape) > 1 and shard.local_shape[-1] < shard.global_shape[-1]]
 
 
 def damaged_checkpoints(paths: dict[str, Path], folder: Path) -> dict[str, Any]:

@@ -13,7 +13,13 @@ def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies")
     few_experts = replace(MOE, name="few_experts", changes=MOE.changes | {"mlp_only_layers": [0, 1, 3]})
     tiny = {model.name: write_checkpoint(model, folder / "tiny") for model in (GDN, few_experts)}
-    return tiny | {name: write_policy(folder, name) for name in ("dense", "moe")}
+    # Whose parameters lie over two data ranks, which share a row.
+    odd = {"layers": 3, "hidden_size": 40, "intermediate_size": 72}
+    uneven = {
+        "uneven": write_policy(folder / "odd", "dense", **odd),
+        "uneven_moe": write_policy(folder / "odd", "moe", **odd),
+    }
+    return tiny | uneven | {name: write_policy(folder, name) for name in ("dense", "moe")}
 
 
 def worker(count, name, *arguments):
@@ -45,6 +51,26 @@ def test_two_processes_continue_with_the_same_bits(double, case):
         _assert_exact(rank[case])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_saving_and_loading_copy_no_states(count, tmp_path):
+    """In host memory they are most of what a process has: the run would end with its first checkpoint."""
+    large = write_policy(tmp_path, "dense", layers=1, hidden_size=256, vocab_size=2**16)
+    ranks = run_processes(
+        count, in_module_worker, "checkpoint_workers", "memory_of_a_save", large, tmp_path, method="spawn"
+    )
+    states = sum(rank["states"] for rank in ranks)
+    assert states > 300e6
+    for rank in ranks:
+        assert max(rank["saving"], rank["loading"]) < 0.6 * states, ranks
+
+
+def test_an_update_waits_until_its_states_are_written(paths, tmp_path):
+    (found,) = worker(1, "write_under_way", paths["dense"], tmp_path)
+    assert found["order"] == ["written", "updated"]
+    saved, expected = found["states"]
+    assert saved == expected
+
+
 def _assert_exact(found):
     assert not found["appeared_early"]
     assert found["driver_state"] == {"position": [1, 2, 3]}
@@ -66,6 +92,7 @@ def _assert_exact(found):
     ],
 )
 def test_a_checkpoint_loads_under_another_layout(double, case):
+    assert all(count > 0 for rank in double for count in rank["uneven"])
     expected, found = double[1][case]
     for wanted, got in zip(expected, found, strict=True):
         for name in ("train/loss", "train/gradient_norm", "train/learning_rate"):

@@ -30,13 +30,13 @@ _COMMON = {
 }
 
 
-def write_policy(folder: Path, architecture: str, layers: int = 4) -> Path:
+def write_policy(folder: Path, architecture: str, layers: int = 4, **changes: int) -> Path:
     """A random tiny policy ("dense", "moe") in Hugging Face layout."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(1)
-    common = {**_COMMON, "num_hidden_layers": layers}
+    common = {**_COMMON, "num_hidden_layers": layers, **changes}
     if architecture == "moe":
         sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
         model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **sizes, tie_word_embeddings=False))

@@ -314,10 +314,31 @@ _OPTIMIZER = [
 
 _RESUME = [
     Defect(
+        "an update does not wait for the checkpoint that reads its states",
+        "actor/optimizer.py",
+        "        self.wait_for_reader()\n",
+        "",
+        "actor/test_checkpoint_actor.py::test_an_update_waits_until_its_states_are_written",
+    ),
+    Defect(
+        "a checkpoint copies the optimizer's states",
+        "actor/background_writer.py",
+        "item, own if own is not None and number in left else",
+        "item, _copy(own) if own is not None and number in left else",
+        "actor/test_checkpoint_actor.py::test_saving_and_loading_copy_no_states",
+    ),
+    Defect(
+        "states of data ranks beyond the first are saved as the first one's",
+        "actor/optimizer_content.py",
+        'yield parameter, ranges["param"].start',
+        'yield parameter, ranges["param"].start * 0',
+        "actor/test_checkpoint_actor.py::test_a_checkpoint_loads_under_another_layout",
+    ),
+    Defect(
         "the step count is not restored",
         "actor/optimizer_content.py",
-        'torch.full_like(state["step"], float(applied_steps))',
-        'torch.zeros_like(state["step"])',
+        'state["step"].fill_(float(applied_steps))',
+        'state["step"].fill_(0.0)',
         "actor/test_checkpoint_actor.py::test_continuing_from_a_checkpoint_gives_the_same_bits",
     ),
     Defect(
