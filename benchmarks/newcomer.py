@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 from train_run import PROJECT
 from transformers import AutoModelForCausalLM
 
+from rlpipe.estimate.gpu_generations import has_flash_attention_3
 from rollout.engine_environment import engine_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -236,7 +237,7 @@ def served_answers(way: Way, folder: Path, prompts: list[list[int]]) -> list[lis
         command += ["--grammar-backend", "none"]
     else:
         command += ["--mem-fraction-static", "0.5", "--cuda-graph-max-bs-decode", "8", "--disable-prefill-cuda-graph"]
-        command += ["--attention-backend", "triton"]  # SGLang's own choice is missing in some builds of sgl_kernel
+        command += [] if has_flash_attention_3() else ["--attention-backend", "triton"]  # SGLang does not look
     log = way.folder / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from rlpipe.config.root import Config
+from rlpipe.estimate.gpu_generations import has_flash_attention_3
 from rlpipe.training.placement import Placement
 from rollout.cleanup import remove_files, remove_opened_files
 from rollout.engine_environment import DeviceKind, engine_environment
@@ -17,6 +18,11 @@ from rollout.engine_launch import engine_setups
 from rollout.engine_start import checked_setup, prepare_process, sglang_arguments
 
 _STACKS = "RAW_ENGINE_STACKS"
+
+
+def runnable_attention() -> dict[str, str]:
+    """Arguments for a GPU: SGLang takes FlashAttention-3 also where its kernel package lacks it."""
+    return {} if has_flash_attention_3() else {"attention_backend": "triton"}
 
 
 class RawEngine:

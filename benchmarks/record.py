@@ -38,11 +38,13 @@ from rlpipe.commands.cards.card_files import read_cards
 from rlpipe.commands.cards.code_digest import digest_at, present_digest
 from rlpipe.commands.cards.record_file import Record, read_record, write_record
 from rlpipe.config.base import Section
+from rlpipe.estimate.gpu_generations import has_flash_attention_3
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
 PAGE = PROJECT / "docs" / "performance.md"
 CHANGES: dict[str, dict[str, Any]] = yaml.safe_load((PROJECT / "benchmarks" / "changes.yaml").read_text())
+FLASH_ATTENTION_3 = "flash-attention-3"
 PACKAGES = ("torch", "megatron-core", "sglang", "ray", "transformers", "trl", "flash-linear-attention")
 
 
@@ -260,6 +262,8 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    if has_flash_attention_3():
+        found[FLASH_ATTENTION_3] = f"of sglang-kernel {version('sglang-kernel')}"
     return found
 
 

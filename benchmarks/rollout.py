@@ -39,7 +39,7 @@ from engine_variants import FP8_VARIANTS, MEMORY_SHARE, compare_variants, draft_
 from kernel_groups import print_trace
 from layer_shapes import hybrid_config, qwen3_config
 from random_policy import save_random_policy
-from raw_engine import start_raw
+from raw_engine import runnable_attention, start_raw
 from rollout_ablation import VARIANTS, AblationSizes, ablate, through_pool
 from rollout_requests import make_requests
 from whole_step_setup import MODELS
@@ -85,7 +85,7 @@ ON_GPU = Sizes(
     prompts=256,
     tokens=512,
     rounds=4,
-    sglang={"attention_backend": "triton"},
+    sglang=runnable_attention(),
     memory=0.35,
 )
 ON_CPU = Sizes(tiny=True, dtype="float32", prompts=64, tokens=64, rounds=5, sglang={}, memory=0.2)

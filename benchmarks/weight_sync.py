@@ -26,6 +26,7 @@ import ray
 import torch
 from layer_shapes import hybrid_config
 from random_policy import save_random_policy
+from raw_engine import runnable_attention
 from safetensors.torch import load_file
 
 from rlpipe.config.root import Config
@@ -51,7 +52,7 @@ class Sizes:
     sglang: dict[str, Any]
 
 
-ON_GPU = Sizes(False, "bfloat16", 8, 248320, 0.5, {"attention_backend": "triton"})
+ON_GPU = Sizes(False, "bfloat16", 8, 248320, 0.5, runnable_attention())
 ELSEWHERE = Sizes(True, "float32", 4, 512, 0.2, {})
 
 

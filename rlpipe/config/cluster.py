@@ -111,8 +111,12 @@ class SpeedsConfig(Section):
     decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
 
-    attention_share_of_bandwidth: float = Field(0.4, gt=0, le=1)
-    """The same for keys and values. Of SGLang's Triton kernels; FlashAttention-3 may reach more."""
+    attention_share_of_bandwidth: float = Field(0.85, gt=0, le=1)
+    """The same for keys and values, with FlashAttention-3."""
+
+    triton_attention_share_of_bandwidth: float = Field(0.4, gt=0, le=1)
+    """The same with SGLang's Triton kernels, which engines have where `rollout.engine.sglang` names them, and on a
+    Hopper GPU where FlashAttention-3 is not installed."""
 
     verifying_share_of_bandwidth: float = Field(0.03, gt=0, le=1)
     """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads. Of one

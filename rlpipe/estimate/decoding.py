@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from rlpipe.config.cluster import ClusterConfig
+from rlpipe.config.cluster import ClusterConfig, SpeedsConfig
 from rlpipe.config.draft import DraftConfig
+from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.memory import Model
 from rlpipe.estimate.parameters import embedding_parameters
 from rlpipe.flops.breakdown import model_flops
@@ -20,11 +21,18 @@ BREAK_EVEN_WITHIN = 1.6
 @dataclass(frozen=True)
 class EnginePass:
     """A pass of one engine over `requests`, each with `context_tokens` behind it and `tokens` to compute: 1 decodes,
-    more verify a draft."""
+    more verify a draft. attention: SGLang's kernels, where the configuration names them."""
 
     requests: int
     context_tokens: float
     tokens: int = 1
+    attention: str = ""
+
+    @staticmethod
+    def of(engine: EngineConfig, requests: int, context_tokens: float) -> "EnginePass":
+        """That decodes."""
+        named = [engine.sglang.get(name) for name in ("decode_attention_backend", "attention_backend")]
+        return EnginePass(requests, context_tokens, attention=next(filter(None, named), ""))
 
     @property
     def rows(self) -> int:
@@ -70,15 +78,23 @@ def _host_seconds(cluster: ClusterConfig, work: EnginePass) -> float:
 
 
 def _gpu_seconds(model: Model, cluster: ClusterConfig, ranks: int, work: EnginePass) -> float:
-    """The longest of reading, computing and starting kernels, and what ranks exchange."""
+    """Attention reads keys and values; of all else the longest of reading, computing and starting kernels; and what
+    ranks exchange."""
     speeds, bandwidth = cluster.speeds, cluster.node.gpu_memory_gigabytes_per_second * 1e9
-    share = speeds.attention_share_of_bandwidth if work.tokens == 1 else speeds.verifying_share_of_bandwidth
-    reading = _weight_and_state_bytes(model, work) / ranks / speeds.decoding_share_of_bandwidth
-    reading += _cache_bytes(model, ranks, work) / share
+    attention = _cache_bytes(model, ranks, work) / _attention_share(speeds, work) / bandwidth
+    reading = _weight_and_state_bytes(model, work) / ranks / speeds.decoding_share_of_bandwidth / bandwidth
     peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.products_share_of_peak
     computing = work.rows * model_flops(model.shape, [1], include_mtp=False).forward / ranks / peak
     starting = len(model.shape.layers) * speeds.layer_step_seconds
-    return max(reading / bandwidth, computing, starting) + _exchange_seconds(model, cluster, ranks, work.rows)
+    return attention + max(reading, computing, starting) + _exchange_seconds(model, cluster, ranks, work.rows)
+
+
+def _attention_share(speeds: SpeedsConfig, work: EnginePass) -> float:
+    if work.tokens > 1:
+        return speeds.verifying_share_of_bandwidth
+    if work.attention == "triton":
+        return speeds.triton_attention_share_of_bandwidth
+    return speeds.attention_share_of_bandwidth
 
 
 def _read_bytes(model: Model, ranks: int, work: EnginePass) -> float:

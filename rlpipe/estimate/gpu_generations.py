@@ -5,6 +5,8 @@ SGLang 0.5.17 (`ServerArgs._get_default_attn_backend`); a test holds the first a
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 Capability = tuple[int, int]
 
@@ -14,7 +16,7 @@ class Generation:
     """GPUs from `first` up to `last`. Names as the settings have them.
 
     gdn: kernels of Gated DeltaNet layers that can run, the one that `auto` takes first. engine_attention: SGLang's
-    choice for softmax attention, where its package holds the kernel. fp8: whether matrix products take 8-bit floats.
+    choice for softmax attention. fp8: whether matrix products take 8-bit floats.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Generation:
     fp8: bool
 
 
+_FA3 = "fa3"
 _FLASH = "FlashAttention 2"
 _LONG = "FlashAttention 2, cuDNN for long sequences of heads of 64, 128 or 256"
 
@@ -33,7 +36,7 @@ GENERATIONS = (
     Generation("older than Ampere", (0, 0), (7, 9), "torch's own", ("torch",), "flashinfer or triton", False),
     Generation("Ampere", (8, 0), (8, 8), _FLASH, ("fla", "torch"), "flashinfer", False),
     Generation("Ada", (8, 9), (8, 9), _FLASH, ("fla", "torch"), "flashinfer", True),
-    Generation("Hopper", (9, 0), (9, 9), _LONG, ("fla", "flashqla", "torch"), "fa3", True),
+    Generation("Hopper", (9, 0), (9, 9), _LONG, ("fla", "flashqla", "torch"), _FA3, True),
     Generation("Blackwell", (10, 0), (11, 9), _LONG, ("fla", "flashqla", "torch"), "trtllm_mha", True),
     Generation("Blackwell RTX", (12, 0), (12, 9), _LONG, ("fla", "torch"), "flashinfer", True),
 )
@@ -42,6 +45,20 @@ GENERATIONS = (
 def generation_of(capability: Capability) -> Generation | None:
     """None for one that is newer than the table."""
     return next((one for one in GENERATIONS if one.first <= capability <= one.last), None)
+
+
+def engine_attention(found: Generation) -> str:
+    """What engines of this machine take on such a GPU: SGLang's choice, or what stands in for FlashAttention-3 where
+    that is missing."""
+    return found.engine_attention if found.engine_attention != _FA3 or has_flash_attention_3() else "triton"
+
+
+def has_flash_attention_3() -> bool:
+    """Whether SGLang's package of kernels has its library. Engines load it to see that it runs, too, which takes
+    seconds (`rollout/sglang_patches/attention_kernel.py`)."""
+    found = find_spec("sgl_kernel")
+    folders = found and found.submodule_search_locations or ()
+    return any(any(Path(folder).glob("flash_ops*.so")) for folder in folders)
 
 
 def support_line(capability: Capability | None) -> str:
@@ -56,5 +73,5 @@ def support_line(capability: Capability | None) -> str:
     possible = f" ({', '.join(others)} possible)" if others else ""
     return (
         f"{found.name} ({name}): actor attention by {found.attention}, Gated DeltaNet by {found.gdn[0]}{possible}; "
-        f"engine attention {found.engine_attention} where it is installed; FP8 {'' if found.fp8 else 'not '}in hardware"
+        f"engine attention by {engine_attention(found)}; FP8 {'' if found.fp8 else 'not '}in hardware"
     )

@@ -9,6 +9,7 @@ import psutil
 
 from rlpipe.config.cluster import ClusterConfig, NetworkConfig, NodeConfig, SpeedsConfig
 from rlpipe.config.load import load_section
+from rlpipe.estimate.gpu_generations import engine_attention, generation_of
 from rlpipe.shared.errors import ResourceError
 from rlpipe.shared.project_files import CLUSTERS
 
@@ -39,8 +40,16 @@ def present_cluster() -> ClusterConfig:
         if known is not None:
             speed = known.node.gpu_memory_gigabytes_per_second
             node |= {"gpu_memory_gigabytes_per_second": speed}
-            network, speeds = known.network, known.speeds
+            network, speeds = known.network, _speeds_here(known.speeds)
     return ClusterConfig(kind="local", node=NodeConfig.model_validate(node), network=network, speeds=speeds)
+
+
+def _speeds_here(speeds: SpeedsConfig) -> SpeedsConfig:
+    """Those of the engines' kernels that are installed."""
+    generation = generation_of(visible_capability() or (0, 0))
+    if generation is None or engine_attention(generation) != "triton":
+        return speeds
+    return speeds.model_copy(update={"attention_share_of_bandwidth": speeds.triton_attention_share_of_bandwidth})
 
 
 def visible_gpus() -> list[tuple[str, int]]:

@@ -301,7 +301,8 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     """Prompts come first, then steps of all that run at a time."""
     engines, engine = config.rollout.engines, config.rollout.engine
     running = max(1, min(memory.engine.concurrency, -(-lengths.samples // engines)))
-    step = pass_seconds(model, cluster, engine.tensor_parallel, EnginePass(running, lengths.mean_context_tokens))
+    work = EnginePass.of(engine, running, lengths.mean_context_tokens)
+    step = pass_seconds(model, cluster, engine.tensor_parallel, work)
     waves = -(-lengths.samples // (engines * running))
     prompts = _forward_work(model, lengths.prompt_tokens, lengths.samples)
     prefill = _device_seconds(prompts, config, model, cluster) / (engines * engine.tensor_parallel)

@@ -33,7 +33,7 @@ class DraftCosts:
         rollout = self.config.rollout
         lengths = planned_lengths(self.config, round(measured["rollout/response_tokens_mean"]))
         requests = min(rollout.engine.max_running_requests, -(-lengths.samples // rollout.engines))
-        work = EnginePass(requests, lengths.mean_context_tokens)
+        work = EnginePass.of(rollout.engine, requests, lengths.mean_context_tokens)
         engine = rollout.engine
         tokens = break_even_tokens(self.model, self.cluster, engine.tensor_parallel, engine.draft, work)
         return {"rollout/draft_break_even_tokens": tokens}

@@ -14,8 +14,10 @@ from statistics import median
 
 import pytest
 
+from rlpipe.commands.cards.record_file import Record as Recorded
 from rlpipe.commands.cards.record_file import read_record
 from rlpipe.commands.clusters import load_cluster
+from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
 from rlpipe.estimate.run_estimate import Plan, plan, planned_lengths
 from rlpipe.training.trained_share import planned_model
@@ -112,6 +114,15 @@ def _measured(values: list[float | None]) -> float | None:
     return median(found[1:] or found) if found else None
 
 
+def _host(recorded: Recorded, name: str) -> ClusterConfig:
+    """The cluster, with the engines' kernels that were installed when the record was made."""
+    cluster = load_cluster(name)
+    if "flash-attention-3" in recorded.versions:
+        return cluster
+    share = {"attention_share_of_bandwidth": cluster.speeds.triton_attention_share_of_bandwidth}
+    return cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update=share)})
+
+
 def _with_older_head(figures: dict[str, float], planned: Plan) -> dict[str, float]:
     """Softmax and gradient were single operators."""
     lengths, config = planned_lengths(planned.config), planned.config
@@ -130,7 +141,7 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
 
     recorded = read_record(BENCHMARKS / "results" / f"{record.name}.json")
     monkeypatch.setattr(sys, "argv", shlex.split(recorded.command)[1:])
-    monkeypatch.setattr(whole_step, "present_cluster", lambda: load_cluster(record.cluster))
+    monkeypatch.setattr(whole_step, "present_cluster", lambda: _host(recorded, record.cluster))
     options = whole_step.arguments()
     setup = Setup(options, tmp_path, options.here)
     runs = _runs(recorded.output)
@@ -164,7 +175,8 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, cluster, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from shipped_recipes import PROMPT_SHARE
 
-    output = read_record(BENCHMARKS / "results" / f"{name}.json").output
+    recorded = read_record(BENCHMARKS / "results" / f"{name}.json")
+    output = recorded.output
     tables = re.findall(r"^(\w+): [\d.]+ B; .*\n((?:.+\n)+)", output, re.MULTILINE)
     assert tables
     for recipe, table in tables:
@@ -178,7 +190,7 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, cluster, monkeypatch):
         ]
         config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml", settings)
         tokens = int(found["tokens of a response"][-1].replace(",", ""))
-        seconds = plan(config, planned_model(config), load_cluster(cluster), tokens).seconds
+        seconds = plan(config, planned_model(config), _host(recorded, cluster), tokens).seconds
         for row, phase in ((PASSES, "forward_backward"), ("rollout s", "rollout")):
             ratio = seconds[phase] / float(found[row][-1])
             print(recipe, row, f"{ratio:.2f}")
@@ -190,7 +202,7 @@ def test_steps_of_narrow_and_wide_engines_are_planned_within_a_tenth(tmp_path, m
     import engine_widths
 
     recorded = read_record(BENCHMARKS / "results/engine_widths.cuda4.json")
-    cluster = load_cluster("local_4x141gb")
+    cluster = _host(recorded, "local_4x141gb")
     monkeypatch.setattr(sys, "argv", shlex.split(recorded.command)[1:])
     monkeypatch.setattr(engine_widths, "present_cluster", lambda: cluster)
     options = engine_widths.arguments()

@@ -167,6 +167,18 @@ def test_a_phase_takes_longer_where_its_part_is_slower(speed, recipe, phase, par
     }
 
 
+def test_rollouts_take_longer_with_attention_kernels_that_read_more_slowly():
+    cluster, model = load_cluster("local_8x141gb"), load_model("Qwen3-8B")
+
+    def seconds(**named: str) -> float:
+        config = load_config(DENSE, [f"rollout.engine.sglang={json.dumps(named)}"])
+        return plan(config, model, cluster).seconds["rollout"]
+
+    assert seconds(attention_backend="triton") > 1.3 * seconds()
+    assert seconds(attention_backend="fa3", decode_attention_backend="triton") == seconds(attention_backend="triton")
+    assert seconds(prefill_attention_backend="triton") == seconds(attention_backend="flashinfer") == seconds()
+
+
 @pytest.mark.parametrize("model_type", sorted(name for name, family in FAMILIES.items() if not family.training))
 def test_models_that_cannot_be_trained_are_planned(model_type, tmp_path):
     """docs/models.md says so."""
@@ -299,9 +311,13 @@ def test_where_nothing_can_be_generated_no_seconds_are_given():
 
 def test_generation_beside_training_takes_the_longer_of_the_two():
     ahead = ["rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
-    beside = _answer(DENSE, "local_8x80gb", *ahead)
-    rollout = beside["seconds"].pop("rollout")
-    assert beside["step_seconds"] == max(rollout, sum(beside["seconds"].values()))
+    slower = "rollout.engine.sglang={attention_backend: triton}"
+    for settings, is_rollout in ((ahead, False), ([*ahead, slower], True)):
+        beside = _answer(DENSE, "local_8x80gb", *settings)
+        rollout = beside["seconds"].pop("rollout")
+        others = sum(beside["seconds"].values())
+        assert beside["step_seconds"] == pytest.approx(rollout if is_rollout else others)
+        assert (rollout > others) == is_rollout
 
 
 def test_stages_of_a_pipeline_wait_for_each_other():

@@ -1,9 +1,11 @@
 """This machine as nvidia-smi tells of it, by one of our own."""
 
 import os
+import sys
 
 import pytest
 
+from rlpipe.commands.clusters import load_cluster
 from rlpipe.commands.doctor.node_facts import read_gpus
 from rlpipe.estimate import present_cluster
 from rlpipe.estimate.present_cluster import host_memory_bytes, visible_gpus
@@ -38,3 +40,19 @@ def test_a_program_that_hangs_is_told_and_one_that_fails_is_none(smi, monkeypatc
     monkeypatch.setattr(present_cluster, "_SMI_SECONDS", 0.1)
     with pytest.raises(ResourceError, match="nvidia-smi has not answered for 0.1 seconds"):
         visible_gpus()
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_attention_is_planned_with_the_kernels_that_are_installed(library, smi, tmp_path, monkeypatch):
+    smi('case "$1" in *compute_cap*) echo 9.0;; *) echo "NVIDIA H200, 143771";; esac')
+    package = tmp_path / "sgl_kernel"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    if library:
+        (package / "flash_ops.abi3.so").touch()
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    speeds = load_cluster("local_8x141gb").speeds
+    expected = speeds.attention_share_of_bandwidth if library else speeds.triton_attention_share_of_bandwidth
+    assert expected > 0.5 if library else expected < 0.5
+    assert present_cluster.present_cluster().speeds.attention_share_of_bandwidth == expected

@@ -1,5 +1,7 @@
 """What runs on which GPU: one table, and the actor's own choice agrees with it."""
 
+import sys
+
 import pytest
 
 from actor.layers.gdn_backend import Machine, choose_gdn_backend
@@ -44,3 +46,16 @@ def test_generations_follow_each_other():
     assert ends == sorted(ends)
     assert "newer than what rlpipe knows" in support_line((20, 0))
     assert support_line(None).startswith("CPU: ")
+
+
+def test_engines_on_hopper_attend_by_triton_where_flash_attention_3_is_missing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    package = tmp_path / "sgl_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('too slow to import for a question')")
+    (package / "flash_attn.py").touch()  # its Python part is there without the library, too
+    assert "engine attention by triton;" in support_line((9, 0))
+    assert "engine attention by flashinfer;" in support_line((8, 0))
+    (package / "flash_ops.abi3.so").touch()
+    assert "engine attention by fa3;" in support_line((9, 0))
