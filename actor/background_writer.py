@@ -7,6 +7,7 @@ from where they lie in it, and the next update waits until they are.
 """
 
 import queue
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -74,18 +75,19 @@ class BackgroundWrite:
         it may change only after `wait_until_read`."""
         self._request = request
         self._checksums: dict[str, str] = {}
+        self._read = threading.Event()
         self._writing: Future[None] | None = None
         if request.async_fn is None:  # this process has nothing to write
             return
         _, planned, results = request.async_fn_args
         transforms = request.async_fn.args[0]
         buckets = _staged(planned, live_tensors, in_place)
-        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums)
+        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums, self._read)
 
     def wait_until_read(self) -> None:
         """Returns once nothing of this process is read any more."""
         if self._writing is not None:
-            self._writing.result()
+            self._read.wait()
 
     def finished(self, wait: bool) -> bool:
         """Whether every process has written its files; with `wait` it first waits for its own."""
@@ -148,8 +150,27 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _write(transforms: list[Any], buckets: list[Any], results: Any, checksums: dict[str, str]) -> None:
+def _write(
+    transforms: list[Any], buckets: list[Any], results: Any, checksums: dict[str, str], read: threading.Event
+) -> None:
     """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
+    try:
+        written = _written_files(transforms, buckets)
+    except Exception as error:
+        results.put(error)
+        return
+    finally:
+        read.set()  # the checksums are of files
+    try:
+        checksums.update((name, file_checksum(Path(path))) for path, name, _ in buckets)
+    except OSError as error:
+        results.put(error)
+        return
+    results.put(written)
+
+
+def _written_files(transforms: list[Any], buckets: list[Any]) -> dict[int, Any]:
+    """What Megatron notes of each; raises what its writer met."""
     written: dict[int, Any] = {}
     for index, bucket in enumerate(buckets):
         own, ticket = queue.Queue(), queue.Queue()  # type: ignore[var-annotated]
@@ -157,12 +178,6 @@ def _write(transforms: list[Any], buckets: list[Any], results: Any, checksums: d
         FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, own, ticket, use_fsync=True)
         _, outcome = own.get_nowait()
         if isinstance(outcome, Exception):
-            results.put(outcome)
-            return
+            raise outcome
         written[index] = outcome
-        try:
-            checksums[bucket[1]] = file_checksum(Path(bucket[0]))
-        except OSError as error:
-            results.put(error)
-            return
-    results.put(written)
+    return written

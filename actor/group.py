@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actor.losses.requirements import needs_reference
-from actor.lost_ranks import CallWatch, reason_of
+from actor.lost_ranks import CallWatch
 from actor.train_report import RankTrainReport, RankUsage, Resident, TrainReport, WeightSendReport
 from rlpipe.config.actor import OptimizerConfig
 from rlpipe.config.algorithm import AlgorithmConfig
@@ -18,6 +18,7 @@ from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import worker_caches
 from rlpipe.shared.collection import collection_paused
+from rlpipe.shared.ended_processes import ENDED, why_ended
 from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.interrupts import raise_if_requested
@@ -296,8 +297,8 @@ class ActorGroup:
                 if not ready and watch.is_due:  # one that was stopped never says where it is
                     self._look_at_started(watch)
             self._addresses = ray.get(self._address_references, timeout=seconds)
-        except ray.exceptions.RayActorError as error:
-            raise ActorLostError(f"start: a process of the actor died ({reason_of(error)})") from None
+        except ENDED as error:
+            raise ActorLostError(f"start: a process of the actor died ({why_ended(error)})") from None
         self._gather(self._importing, seconds, "start")
 
     def _look_at_started(self, watch: CallWatch) -> None:

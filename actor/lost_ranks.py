@@ -6,16 +6,9 @@ from collections.abc import Sequence
 
 import ray
 
+from rlpipe.shared.ended_processes import ENDED, last_line, why_ended
 from rlpipe.shared.errors import ActorLostError, RlpipeError
 from rlpipe.shared.remote import WorkerAddress, process_states, stack_of
-from rlpipe.shared.replaced_parts import relies_on
-
-relies_on(
-    "ray.core.src.ray.raylet.raylet",
-    texts=("Some common causes", "Worker exit detail"),
-    why="Ray's message on a lost process is a page; one line of it says why",
-    drop_when="RayActorError has the reason as an attribute",
-)
 
 _SETTLE_SECONDS = 3.0
 _POLL_SECONDS = 0.25
@@ -69,9 +62,9 @@ class CallWatch:
 
     def failed(self, error: Exception, index: int) -> Exception:
         """The error to raise for what worker `index` answered with, or for what Ray says about it."""
-        if isinstance(error, ray.exceptions.RayActorError):
+        if isinstance(error, ENDED):
             gone = self.workers[index : index + 1]
-            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died ({reason_of(error)}){_log(gone)}")
+            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died ({why_ended(error)}){_log(gone)}")
         if not isinstance(error, ray.exceptions.RayTaskError):
             return error
         if isinstance(error.cause, RlpipeError):
@@ -82,7 +75,7 @@ class CallWatch:
             return error
         name = self.workers[index].name
         return ActorLostError(
-            f"{self._phase}: an exchange of {name} with the others failed ({_last_line(error)}). Its stack:\n{error}"
+            f"{self._phase}: an exchange of {name} with the others failed ({last_line(error)}). Its stack:\n{error}"
         )
 
     def _gone(self) -> list[WorkerAddress]:
@@ -107,16 +100,3 @@ def _names(workers: Sequence[WorkerAddress]) -> str:
 
 def _log(workers: Sequence[WorkerAddress]) -> str:
     return "; its last words: " + ", ".join(f"worker-*-{worker.pid}.err in Ray's session folder" for worker in workers)
-
-
-def reason_of(error: BaseException) -> str:
-    """The part of Ray's long message that says why."""
-    for line in str(error).splitlines():
-        if "exit" in line.lower() or "killed" in line.lower():
-            return line.partition("Some common causes")[0].strip().rstrip(".")
-    return _last_line(error)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

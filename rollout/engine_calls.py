@@ -7,18 +7,11 @@ from typing import Any
 
 import ray
 
+from rlpipe.shared.ended_processes import ENDED, last_line, why_ended
 from rlpipe.shared.errors import DeadlineError, EngineFailure, RlpipeError
 from rlpipe.shared.interrupts import raise_if_requested
 from rlpipe.shared.remote import deadline_error
-from rlpipe.shared.replaced_parts import relies_on
 from rollout.fleet import Fleet, RunningEngine
-
-relies_on(
-    "ray.core.src.ray.raylet.raylet",
-    texts=("Some common causes", "Worker exit detail: "),
-    why="Ray's message on a lost process is a page; one line of it says why",
-    drop_when="RayActorError has the reason as an attribute",
-)
 
 _LOOK_EVERY_SECONDS = 0.5
 _IN_VAIN_SECONDS = 20.0
@@ -96,23 +89,10 @@ def translate(engine: RunningEngine, error: ray.exceptions.RayError) -> RlpipeEr
         cause = error.cause
         if isinstance(cause, RlpipeError):
             return type(cause)(*cause.args)
-        return EngineFailure(f"engine {engine.index} failed: {_last_line(error)}; log: {engine.setup.log_path}")
-    if isinstance(error, ray.exceptions.RayActorError):
+        return EngineFailure(f"engine {engine.index} failed: {last_line(error)}; log: {engine.setup.log_path}")
+    if isinstance(error, ENDED):
         return EngineFailure(
-            f"engine {engine.index} died: its process ended unexpectedly ({_reason(error)}); log: "
+            f"engine {engine.index} died: its process ended unexpectedly ({why_ended(error)}); log: "
             f"{engine.setup.log_path}"
         )
-    return EngineFailure(f"Ray failed while talking to engine {engine.index}: {_last_line(error)}")
-
-
-def _reason(error: ray.exceptions.RayActorError) -> str:
-    """What Ray's long message says of why, without its list of common causes."""
-    for line in str(error).splitlines():
-        if "exit" in line.lower() or "killed" in line.lower():
-            return line.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip(" .") or line
-    return _last_line(error)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return EngineFailure(f"Ray failed while talking to engine {engine.index}: {last_line(error)}")
