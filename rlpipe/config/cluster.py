@@ -119,8 +119,8 @@ class SpeedsConfig(Section):
     Hopper GPU where FlashAttention-3 is not installed."""
 
     verifying_share_of_bandwidth: float = Field(0.03, gt=0, le=1)
-    """The same in a pass that verifies drafts, whose kernel has few blocks and waits rather than reads. Of one
-    profile."""
+    """The same in a pass that verifies drafts, by Triton's kernel, which has few blocks and waits rather than reads. Of
+    one profile; what FlashAttention-3 takes for it is not measured, and planned as the same."""
 
     layer_step_seconds: float = Field(5e-5, ge=0)
     """Of the GPU for one layer in a pass of an engine over few tokens, whose short kernels only follow one another."""
