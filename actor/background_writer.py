@@ -42,15 +42,19 @@ relies_on(
 )
 
 
+_FILES = 2  # that Megatron has each rank write
+
+
 def use_thread_queue() -> None:
     """Give Megatron a plain queue for write results, before it starts a manager process for one."""
     if filesystem_async._results_queue is None:
         filesystem_async._results_queue = queue.Queue()
 
 
-def writer_thread() -> Executor:
-    """For all saves of a process: each new thread would get memory of its own from the C library, which keeps it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+def writer_threads() -> Executor:
+    """One that waits for those that write a file each. For all saves of a process: each new thread would get memory of
+    its own from the C library, which keeps it."""
+    return ThreadPoolExecutor(1 + _FILES, thread_name_prefix="checkpoint-writer")
 
 
 class Written:
@@ -82,7 +86,7 @@ class BackgroundWrite:
         _, planned, results = request.async_fn_args
         transforms = request.async_fn.args[0]
         buckets = _staged(planned, live_tensors, in_place)
-        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums, self._read)
+        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums, self._read, writer)
 
     def wait_until_read(self) -> None:
         """Returns once nothing of this process is read any more."""
@@ -112,14 +116,14 @@ class BackgroundWrite:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Pairs of item and tensor, of which those in place are copied one at a time: a file gets whole storages."""
+    """Pairs of item and tensor, of which those in place get a storage of their own when their turn comes."""
 
     pairs: Sequence[tuple[Any, torch.Tensor]]
     in_place: frozenset[int]
 
     def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
         for number, (item, tensor) in enumerate(self.pairs):
-            yield item, _copy(tensor) if number in self.in_place else tensor
+            yield item, _alone(tensor) if number in self.in_place else tensor
 
 
 def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: Written) -> list[Any]:
@@ -146,38 +150,40 @@ def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: 
     return staged
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a storage of its own, since a file gets whole storages; a copy of what has gaps."""
+    if not tensor.is_contiguous():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    memory = tensor.view(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(memory).view(tensor.dtype).view(tensor.shape)
 
 
 def _write(
-    transforms: list[Any], buckets: list[Any], results: Any, checksums: dict[str, str], read: threading.Event
+    transforms: list[Any],
+    buckets: list[Any],
+    results: Any,
+    checksums: dict[str, str],
+    read: threading.Event,
+    writer: Executor,
 ) -> None:
     """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
+    files = [writer.submit(_written_file, transforms, index, bucket) for index, bucket in enumerate(buckets)]
     try:
-        written = _written_files(transforms, buckets)
-    except Exception as error:
-        results.put(error)
-        return
+        written = {index: file.result() for index, file in enumerate(files)}
     finally:
         read.set()  # the checksums are of files
+    failed = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
     try:
-        checksums.update((name, file_checksum(Path(path))) for path, name, _ in buckets)
+        checksums.update((name, file_checksum(Path(path))) for path, name, _ in ([] if failed else buckets))
     except OSError as error:
-        results.put(error)
-        return
-    results.put(written)
+        failed = [error]
+    results.put(failed[0] if failed else written)
 
 
-def _written_files(transforms: list[Any], buckets: list[Any]) -> dict[int, Any]:
-    """What Megatron notes of each; raises what its writer met."""
-    written: dict[int, Any] = {}
-    for index, bucket in enumerate(buckets):
-        own, ticket = queue.Queue(), queue.Queue()  # type: ignore[var-annotated]
-        ticket.put(index)
-        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, own, ticket, use_fsync=True)
-        _, outcome = own.get_nowait()
-        if isinstance(outcome, Exception):
-            raise outcome
-        written[index] = outcome
-    return written
+def _written_file(transforms: list[Any], index: int, bucket: Any) -> Any:
+    """What Megatron notes of it, or what its writer met."""
+    own, ticket = queue.Queue(), queue.Queue()  # type: ignore[var-annotated]
+    ticket.put(index)
+    FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, own, ticket, use_fsync=True)
+    _, outcome = own.get_nowait()
+    return outcome

@@ -171,7 +171,8 @@ def write_under_way(rank: int, count: int, path: Path, folder: Path) -> dict[str
     expected = masters_and_moments(policy)
     saver = Checkpointer(policy, keep=1)
     go, order = threading.Event(), []
-    saver._writer.submit(go.wait)
+    for _ in range(saver._writer._max_workers):
+        saver._writer.submit(go.wait)
     final = saver.save(folder, 2, {})
     threading.Timer(1.0, lambda: (order.append("written"), go.set())).start()
     policy.train_step(my_packs(policy), SUPERVISED)

@@ -324,7 +324,7 @@ _RESUME = [
         "a checkpoint copies the optimizer's states",
         "actor/background_writer.py",
         "item, own if own is not None and number in left else",
-        "item, _copy(own) if own is not None and number in left else",
+        "item, own.clone() if own is not None and number in left else",
         "actor/test_checkpoint_actor.py::test_saving_and_loading_copy_no_states",
     ),
     Defect(
