@@ -84,7 +84,7 @@ class Checkpointer:
     def take_metrics(self) -> dict[str, float]:
         """Of this process since the last call."""
         waited, self._waited_seconds = self._waited_seconds, 0.0
-        return {"checkpoint/update_wait_seconds": waited}
+        return {"ranks/checkpoint_wait_seconds": waited}
 
     def _wait_until_read(self, write: BackgroundWrite) -> None:
         begin = time.perf_counter()

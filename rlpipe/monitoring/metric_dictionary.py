@@ -298,7 +298,7 @@ _DECLARED = [
     Metric("memory/engine_host_peak_bytes", "bytes", "the same of all engines' processes", Reduce.SUM),
     Metric("memory/host_used_bytes", "bytes", "host memory in use on the fullest node after the update", Reduce.MAX),
     Metric(
-        "checkpoint/update_wait_seconds",
+        "ranks/checkpoint_wait_seconds",
         "seconds",
         "an update waited until the states before it were written, on the slowest rank; part of optimizer",
         Reduce.MAX,
