@@ -6,17 +6,8 @@ from dataclasses import dataclass
 
 _PHASES = (
     *("step", "rollout", "reward", "sleep_wake", "ref_logprob", "old_logprob", "advantage", "pack", "forward"),
-    *(
-        "backward",
-        "optimizer",
-        "exchange",
-        "train_other",
-        "weight_sync",
-        "eval",
-        "checkpoint",
-        "tracking",
-        "unaccounted",
-    ),
+    *("backward", "optimizer", "exchange", "train_other", "weight_sync", "eval", "checkpoint", "tracking"),
+    "unaccounted",
 )
 
 

@@ -177,9 +177,8 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, monkeypatch):
 
     recorded = read_record(BENCHMARKS / "results" / f"{name}.json")
     tables = re.findall(r"^(\w+): [\d.]+ B; .*packs of ([\d,]+).*\n((?:.+\n)+)", recorded.output, re.MULTILINE)
-    tables = [
-        found for found in tables if "rollout s" in found[-1]
-    ]  # rows of supervised training are shorter than planned
+    # Rows of supervised training are shorter than planned.
+    tables = [found for found in tables if "rollout s" in found[-1]]
     assert len(tables) == recipes
     for recipe, pack, table in tables:
         found = {line[:TITLE_COLUMNS].strip(): line[TITLE_COLUMNS:].split() for line in table.splitlines()}
