@@ -44,7 +44,6 @@ _GRADIENT_BYTES = 4
 _PLANNED_WITHIN = 1.1  # bytes are planned within 10 %
 _LOADED_AT_A_TIME = 4_000_000_000  # what of a tensor is there more than once while it is read and looked at
 _FLOAT8_BYTES = 1 + 1 / 32  # a value, and its share of a block's exponent (actor/layers/float8_weight.py)
-_CHECKPOINT_BYTES = 4  # master weights in float32, beside the moments
 
 USED_SHARE_OF_SPARE = 0.8
 """Of the memory that engines leave free after their warm-up, what a colocated actor may hold while they generate."""
@@ -407,7 +406,7 @@ def _host_parts(
             "actor": here * sum(actor.values()),
             "engines": engines_here * sum(_engine(config, model, cluster).parts.values()),
         }
-    if config.algorithm.kl.coefficient > 0 or config.model.reference_path:
+    if _keeps_reference(config):
         own = model.trained_in_stage(config.actor.parallel.pipeline).on_rank(config.actor.parallel)
         parts["reference policy"] = here * own * _BYTES[config.actor.dtype]
     saved = model.parameters if config.actor.lora is None else model.trained
@@ -419,13 +418,20 @@ def _host_parts(
     return _present(parts)
 
 
+def checkpoint_bytes(config: Config, model: Model) -> int:
+    """Of one checkpoint, of all processes together: weights, those of a reference policy, masters and moments."""
+    weights = _BYTES[config.actor.dtype] * (2 if _keeps_reference(config) else 1)
+    return model.trained * (weights + _state_bytes(config))
+
+
+def _keeps_reference(config: Config) -> bool:
+    return config.algorithm.kl.coefficient > 0 or config.model.reference_path is not None
+
+
 def _disk_parts(config: Config, model: Model) -> dict[str, int]:
-    if not config.checkpoint.interval_iterations:
-        checkpoints = 0
-    else:
-        moments = 2 * _BYTES[config.actor.optimizer.moments_dtype]
-        # One more than are kept: the new one is complete before the oldest goes.
-        checkpoints = (config.checkpoint.keep + 1) * model.trained * (_CHECKPOINT_BYTES + moments)
+    # One more than are kept: the new one is complete before the oldest goes.
+    there = config.checkpoint.keep + 1 if config.checkpoint.interval_iterations else 0
+    checkpoints = there * checkpoint_bytes(config, model)
     exported = model.parameters * _BYTES[config.actor.dtype] * _policies(config)
     return _present({"checkpoints": checkpoints, "exported policies": exported})
 

@@ -1,5 +1,6 @@
 """Whether a run fits a cluster: all that has a limit, and the seconds of an iteration."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from rlpipe.estimate.memory import (
     STAYING_PARTS,
     Memory,
     Model,
+    checkpoint_bytes,
     held_beside_engines_bytes,
     kept_state_bytes,
     plan_memory,
@@ -21,6 +23,8 @@ _GPU_SHARE = 0.95  # what the allocator can use before fragmentation ends a run
 _HOST_SHARE = 0.95
 _ROOMY_SHARE = 0.9  # of these limits, up to which `auto` goes: bytes are planned within 10 %
 _NEAR_FASTEST = 1.02
+_GRACE_MARGIN = 1.5  # disks that others use, too, are slower at times
+_UPDATE_PHASES = ("forward_backward", "optimizer", "weight_sync")  # after which a run that is to end saves
 _AGAIN = 1.1  # what computing layers again has to save: that it costs is sure, and what larger packs save is fitted
 
 
@@ -67,6 +71,22 @@ class Plan:
         return max(rollout, others) if self.config.rollout.iterations_ahead else rollout + others
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """On disk, of one checkpoint."""
+        return checkpoint_bytes(self.config, self.model)
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """Until the nodes of the actor have written one, each its share."""
+        nodes = math.ceil(self.config.actor.processes / self.cluster.node.gpus) if self.cluster.gpus else 1
+        return self.checkpoint_bytes / nodes / (self.cluster.network.disk_gigabytes_per_second * 1e9)
+
+    @property
+    def interrupted_seconds(self) -> float:
+        """The longest that a run needs after a signal: to end an update that has just begun, and to save."""
+        return sum(self.seconds.get(phase, 0.0) for phase in _UPDATE_PHASES) + self.checkpoint_seconds
+
+    @property
     def gpu_bytes(self) -> int:
         """Of one GPU, what a run may take."""
         return int(self.cluster.node.gpu_memory_gigabytes * 1e9 * _GPU_SHARE)
@@ -86,6 +106,18 @@ class Plan:
     def idle_gpus(self) -> int:
         """GPUs of the cluster that the run does not use."""
         return max(0, self.cluster.gpus - self.config.needed_gpus)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each thing with which the run works, but may lose what it need not."""
+        grace, needed = self.config.fault.grace_seconds, self.interrupted_seconds
+        if not grace or needed <= grace or self.problems:
+            return ()
+        return (
+            f"when it is interrupted, the run may need {needed:,.0f} seconds to end an update and to save "
+            f"{in_units(self.checkpoint_bytes)}, but fault.grace_seconds is {grace:g}, after which it ends without a "
+            f"checkpoint of that moment: set it to {_rounded_up(needed * _GRACE_MARGIN):,} or more",
+        )
 
     def within(self, share: float, names: Collection[str]) -> bool:
         """Whether the needs `names` take at most `share` of what is there."""
@@ -192,6 +224,10 @@ def _both(actor: Mapping[str, int], engine: Mapping[str, int]) -> dict[str, int]
     return {f"actor {name}": size for name, size in actor.items()} | {
         f"engine {name}": size for name, size in engine.items()
     }
+
+
+def _rounded_up(seconds: float) -> int:
+    return math.ceil(seconds / 30) * 30
 
 
 def in_units(size: int) -> str:

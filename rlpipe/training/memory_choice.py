@@ -29,8 +29,8 @@ def with_memory_choices(config: Config, resume: bool = False) -> tuple[Config, t
         chosen = with_choice_of(config, load_config(saved))
         return chosen, (f"{choice_note(config, chosen)}, as the run began",)
     planned = plan(config, planned_model(config), _cluster(config))
-    problems = tuple(f"warning: by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
-    return planned.config, planned.notes + problems
+    problems = tuple(f"by rlpipe plan this does not fit: {problem}" for problem in planned.problems)
+    return planned.config, planned.notes + tuple(f"warning: {one}" for one in problems + planned.warnings)
 
 
 def check_process_count(config: Config) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import validate
+from rlpipe.config.root import Config
 from rlpipe.estimate.memory import plan_memory
 from rlpipe.training.trained_share import planned_model
 
@@ -46,18 +47,23 @@ def write_model(folder: Path, kind: str, sizes: dict[str, Any]) -> Path:
     return path
 
 
-def planned_parts(path: Path, actor: dict[str, Any], cluster: ClusterConfig) -> dict[str, int]:
-    """Bytes of an actor's process by part, as the planner has them."""
-    config = validate(
+def planned_config(path: Path, actor: dict[str, Any], **sections: Any) -> Config:
+    return validate(
         {
             "run": {"name": "r", "iterations": 1},
             "model": {"path": str(path)},
             "data": {"train": [{"name": "t", "path": "t.jsonl"}]},
             "actor": actor,
             "rollout": {"max_response_tokens": 512},
+            **sections,
         },
         "test",
     )
+
+
+def planned_parts(path: Path, actor: dict[str, Any], cluster: ClusterConfig) -> dict[str, int]:
+    """Bytes of an actor's process by part, as the planner has them."""
+    config = planned_config(path, actor)
     parts = dict(plan_memory(config, planned_model(config), cluster).actor)
     parts.pop("weight sync")
     return parts

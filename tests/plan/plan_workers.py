@@ -9,6 +9,7 @@ import torch
 from plan_models import LENGTHS
 from torch.autograd.graph import saved_tensors_hooks
 
+from actor.checkpoint import Checkpointer
 from actor.collectives.interception import Method, listen
 from actor.collectives.operations import OPERATIONS, message_bytes
 from actor.distributed import start_model_parallel
@@ -57,8 +58,22 @@ def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> 
     return {"state": state, "peak": torch.cuda.max_memory_allocated(), "beside": beside}
 
 
-def _trainer(path: Path, actor: ActorConfig) -> Trainer:
-    return Trainer(TrainerOptions(path, None, False, actor, 10))
+def saved_bytes(rank: int, count: int, path: Path, cases: list[tuple[ActorConfig, bool]], folder: Path) -> list[int]:
+    """Of the files of one checkpoint of each case: an actor, and whether it keeps a reference."""
+    start_model_parallel(cases[0][0], seed=3)
+    found = []
+    for number, (actor, keep_reference) in enumerate(cases):
+        trainer = _trainer(path, actor, keep_reference)
+        _step(trainer)
+        checkpointer = Checkpointer(trainer, keep=1)
+        saved = checkpointer.save(folder / str(number), 1, {})
+        checkpointer.finish()
+        found.append(sum(file.stat().st_size for file in saved.rglob("*") if file.is_file()))
+    return found
+
+
+def _trainer(path: Path, actor: ActorConfig, keep_reference: bool = False) -> Trainer:
+    return Trainer(TrainerOptions(path, None, keep_reference, actor, 10))
 
 
 def _step(trainer: Trainer) -> None:

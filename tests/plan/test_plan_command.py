@@ -54,7 +54,8 @@ def test_a_rank_holds_its_share():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_loads_and_fits_141_gigabytes(recipe):
-    assert _run(str(recipe), "--cluster", "local_8x141gb").endswith("It fits.\n")
+    output = _run(str(recipe), "--cluster", "local_8x141gb")
+    assert output.endswith("It fits.\n") and "warning" not in output
     assert len(recipe.read_text().splitlines()) <= 35
 
 
@@ -67,6 +68,32 @@ def test_the_recipe_with_narrow_engines_on_80_gigabytes_is_refused_with_a_settin
     refused = json.loads(_run(str(SEED), *NARROW, "--cluster", "local_8x80gb", "--json", code=1))
     assert (refused["fits"], refused["nearest_setting"]) == (False, settings)
     assert [need["name"] for need in refused["memory"] if need["total_bytes"] > (need["limit_bytes"] or 1e20)]
+
+
+@pytest.mark.parametrize("grace_seconds", [0, 60, 300])
+def test_too_short_a_time_to_save_after_a_signal_is_told_with_one_that_suffices(tmp_path, grace_seconds):
+    setting = f"fault.grace_seconds={grace_seconds}"
+    answer = json.loads(_run(str(SEED), setting, "--cluster", "local_8x141gb", "--json"))
+    assert answer["checkpoint_seconds"] == pytest.approx(answer["checkpoint_bytes"] / 5e9)  # that a node's disk takes
+    if grace_seconds != 60:  # with 0 none is asked for
+        assert answer["warnings"] == []
+        return
+    (warning,) = answer["warnings"]
+    assert f"{answer['checkpoint_bytes'] / 1e9:,.1f} GB" in warning and "fault.grace_seconds is 60" in warning
+    seconds = int(warning.split("set it to ")[1].split()[0])
+    longest = answer["checkpoint_seconds"] + answer["seconds"]["forward_backward"]
+    assert longest < seconds < 2 * longest
+    enough = f"fault.grace_seconds={seconds}"
+    assert json.loads(_run(str(SEED), enough, "--cluster", "local_8x141gb", "--json"))["warnings"] == []
+
+
+def test_each_node_writes_its_share_of_a_checkpoint():
+    one, two = (
+        json.loads(_run(str(SEED), f"actor.processes={8 * nodes}", "--cluster", cluster, "--json"))
+        for nodes, cluster in ((1, "local_8x141gb"), (2, "ray_2x8x141gb"))
+    )
+    assert one["checkpoint_bytes"] == two["checkpoint_bytes"]
+    assert one["checkpoint_seconds"] == pytest.approx(2 * two["checkpoint_seconds"])
 
 
 def test_json_has_the_numbers_of_the_text():

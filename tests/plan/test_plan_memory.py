@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from plan_models import LARGE, LENGTHS, SMALL, planned_parts, write_model
+from plan_models import LARGE, LENGTHS, SMALL, planned_config, planned_parts, write_model
 from train_support import run_processes
 
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.cluster import ClusterConfig
+from rlpipe.estimate.memory import checkpoint_bytes
+from rlpipe.training.trained_share import planned_model
 
 GPU = ClusterConfig.model_validate(
     {"kind": "local", "node": {"gpus": 1, "gpu_memory_gigabytes": 80, "memory_gigabytes": 16}}
@@ -60,6 +62,26 @@ def test_inputs_of_frozen_experts_are_not_kept(tmp_path, experts):
     measured = run_processes(1, measure, large, small, ActorConfig.model_validate(settings), method="spawn")[0]
     planned = planned_parts(large, settings, CPU)
     assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
+
+
+def test_a_checkpoint_is_as_large_as_planned(tmp_path):
+    from plan_workers import saved_bytes
+
+    cases = [
+        ({"dtype": "float32"}, 0.0),
+        ({"dtype": "bfloat16"}, 0.1),
+        ({"dtype": "bfloat16", "optimizer": {"moments_dtype": "bfloat16"}}, 0.0),
+        ({"dtype": "bfloat16", "lora": {"rank": 64}}, 0.1),
+    ]
+    path = write_model(tmp_path, "dense", SMALL | {"hidden_size": 512, "intermediate_size": 1024})
+    configs = [
+        planned_config(path, {"max_tokens_per_gpu": 1024, **actor}, algorithm={"kl": {"coefficient": coefficient}})
+        for actor, coefficient in cases
+    ]
+    actors = [(config.actor, config.algorithm.kl.coefficient > 0) for config in configs]
+    saved = run_processes(1, saved_bytes, path, actors, tmp_path / "saved", method="spawn")[0]
+    for config, size in zip(configs, saved, strict=True):
+        assert checkpoint_bytes(config, planned_model(config)) == pytest.approx(size, rel=0.05)
 
 
 @pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3.5-35B-A3B"])

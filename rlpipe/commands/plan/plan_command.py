@@ -79,6 +79,9 @@ class Answer:
             "response_tokens": self.response_tokens,
             "seconds": dict(planned.seconds),
             "step_seconds": planned.step_seconds,
+            "checkpoint_bytes": planned.checkpoint_bytes,
+            "checkpoint_seconds": planned.checkpoint_seconds,
+            "warnings": list(planned.warnings),
             "faster_layout": None if self.faster is None else asdict(self.faster),
         }
         return json.dumps(answer, indent=2)
@@ -169,11 +172,16 @@ def _second_lines(planned: Plan, response_tokens: int) -> list[str]:
         return [*lines, f"  {'rollout':<28} {'-':>10}  no engine has room for a request"]
     lines += [f"  {phase:<28} {value:>10,.1f}" for phase, value in planned.seconds.items()]
     beside = "  generation and training side by side" if planned.config.rollout.iterations_ahead else ""
-    return [*lines, f"  {'step':<28} {planned.step_seconds:>10,.1f}{beside}"]
+    size = in_units(planned.checkpoint_bytes)
+    return [
+        *lines,
+        f"  {'step':<28} {planned.step_seconds:>10,.1f}{beside}",
+        f"  {'a checkpoint':<28} {planned.checkpoint_seconds:>10,.1f}  {size}, written while the run goes on",
+    ]
 
 
 def _advice_lines(planned: Plan, faster: BetterLayout | None) -> list[str]:
-    lines = []
+    lines = [f"warning: {warning}" for warning in planned.warnings]
     if planned.idle_gpus:
         lines.append(
             f"{planned.idle_gpus} of {planned.cluster.gpus} GPUs idle: the run uses {planned.config.needed_gpus}."
