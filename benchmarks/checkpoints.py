@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def main() -> None:
     interrupt = "--interrupt" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--interrupt"]
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     options.iterations = _ENDED_AFTER + 2
     options.settings = [f"checkpoint.interval_iterations={_SAVED_AFTER}", "checkpoint.keep=1", *options.settings]
     with work_folder(options.folder) as folder:
@@ -85,17 +87,14 @@ def _first_run(configuration: Path, run: Path, interrupt: bool) -> Watch:
     """Until it was ended, after its third iteration and its checkpoint."""
     watch = Watch(run)
     with _train(configuration, "--overwrite") as process:
-        try:
-            while _ENDED_AFTER not in watch.rows or watch.published_seconds is None:
-                if process.poll() is not None:
-                    sys.exit("\n".join(_log(configuration)))
-                watch.look()
-                time.sleep(_POLL_SECONDS)
-            begin = time.monotonic()
-            process.send_signal(signal.SIGTERM if interrupt else signal.SIGKILL)
-            process.wait()
-        finally:
-            process.kill()
+        while _ENDED_AFTER not in watch.rows or watch.published_seconds is None:
+            if process.poll() is not None:
+                sys.exit("\n".join(_log(configuration)))
+            watch.look()
+            time.sleep(_POLL_SECONDS)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM if interrupt else signal.SIGKILL)
+        process.wait()
     way = "told to end" if interrupt else "killed"
     print(
         f"{way} after iteration {_ENDED_AFTER}: exit code {process.returncode} after {time.monotonic() - begin:.1f} s"
@@ -121,10 +120,17 @@ def _second_run(configuration: Path, run: Path) -> list[str]:
     ]
 
 
-def _train(configuration: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+@contextmanager
+def _train(configuration: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Killed where it still runs at the end."""
     command = [sys.executable, "-m", "rlpipe", "train", str(configuration), *arguments]
     with configuration.with_suffix(".log").open("a") as log:
-        return subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _log(configuration: Path) -> list[str]:
