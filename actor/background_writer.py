@@ -19,8 +19,9 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-from actor.device import compute_device, synchronize
+from actor.device import compute_device, pageable_copy
 from rlpipe.shared.checkpoint_folder import file_checksum
 from rlpipe.shared.replaced_parts import relies_on, replaces
 
@@ -42,13 +43,18 @@ relies_on(
 )
 
 
-_FILES = 2  # that Megatron has each rank write
+_FILES = 4  # of each rank, each written by a thread: one alone does not reach what a disk can take
 
 
 def use_thread_queue() -> None:
     """Give Megatron a plain queue for write results, before it starts a manager process for one."""
     if filesystem_async._results_queue is None:
         filesystem_async._results_queue = queue.Queue()
+
+
+def save_strategy() -> TorchDistSaveShardedStrategy:
+    """Megatron's format, with a file for each of those threads."""
+    return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=_FILES)
 
 
 def writer_threads() -> Executor:
@@ -131,7 +137,7 @@ def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: 
 
     def stable(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cpu:
-            return tensor.to("cpu", non_blocking=True)
+            return pageable_copy(tensor)
         return tensor.clone() if tensor.untyped_storage().data_ptr() in live else tensor
 
     def tensors(planned: Sequence[tuple[Any, torch.Tensor]]) -> _Tensors:
@@ -145,9 +151,7 @@ def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: 
             left,
         )
 
-    staged = [(path, name, (blobs, tensors(planned))) for path, name, (blobs, planned) in buckets]
-    synchronize()
-    return staged
+    return [(path, name, (blobs, tensors(planned))) for path, name, (blobs, planned) in buckets]
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,7 +178,9 @@ def _write(
         read.set()  # the checksums are of files
     failed = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
     try:
-        checksums.update((name, file_checksum(Path(path))) for path, name, _ in ([] if failed else buckets))
+        if not failed:
+            digests = writer.map(file_checksum, [Path(path) for path, _, _ in buckets])
+            checksums.update(zip([name for _, name, _ in buckets], digests, strict=True))
     except OSError as error:
         failed = [error]
     results.put(failed[0] if failed else written)

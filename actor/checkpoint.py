@@ -22,10 +22,11 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from actor.background_writer import BackgroundWrite, Written, use_thread_queue, writer_threads
+from actor.background_writer import BackgroundWrite, Written, save_strategy, use_thread_queue, writer_threads
 from actor.hf.tensor_placement import ADAPTER
 from actor.models.policy_model import PolicyModel
 from actor.optimizer_content import optimizer_content, restore_step
+from actor.parallel_reader import use_parallel_reader
 from actor.reference import ReferenceWeights
 from actor.train_report import UpdateCounts
 from actor.trainer import Trainer
@@ -58,6 +59,7 @@ class Checkpointer:
         self._running: tuple[BackgroundWrite, Path, dict[str, Any]] | None = None
         self._waited_seconds = 0.0
         use_thread_queue()
+        use_parallel_reader()
 
     def save(self, directory: Path, iteration: int, driver_state: dict[str, Any]) -> Path:
         """Start saving to `directory/iteration_*` in the background; the folder appears once it is complete."""
@@ -73,7 +75,7 @@ class Checkpointer:
             dist.barrier()
             states = Written(optimizer_content(self._trainer.optimizer.megatron, _models(self._trainer)))
             content = _content(self._trainer, states.planned) | {"generators": _all_generators()}
-            request = dist_checkpointing.save(content, str(partial), async_sharded_save=True)
+            request = dist_checkpointing.save(content, str(partial), save_strategy(), async_sharded_save=True)
         live = [tensor for chunk in self._trainer.policy for tensor in (*chunk.parameters(), *chunk.buffers())]
         state = {"iteration": iteration, "driver": driver_state, "actor": _progress(self._trainer)}
         write = BackgroundWrite(request, live, states, self._writer)

@@ -125,6 +125,12 @@ def host_buffer_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=_has_cuda())
 
 
+def pageable_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """In host memory that goes back to the system when it is freed, as page-locked memory does not. Its pages are
+    written by all threads first: one alone, in the copy, takes several times as long."""
+    return torch.empty_like(tensor, device="cpu").zero_().copy_(tensor)
+
+
 def shareable_buffer(size_bytes: int) -> tuple[torch.Tensor, SharedBuffer]:
     """An uninitialised uint8 [size_bytes] tensor on the device, and how another process of this machine opens it."""
     if torch.cuda.is_available():

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _UNFINISHED = re.compile(r"\.iteration_\d{8}\.partial")
 _STATE = "state.json"
 _FORMAT = 2
 _READ_BYTES = 8 * 2**20
+_CHECKED_AT_A_TIME = 4
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
@@ -161,7 +163,10 @@ def checked_state(path: Path) -> dict[str, Any]:
 
 def damaged_files(path: Path, state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Those of `names` whose content is not what was written."""
-    return [name for name in names if file_checksum(path / name) != state["files"][name]["xxh3"]]
+    names = list(names)
+    with ThreadPoolExecutor(_CHECKED_AT_A_TIME) as threads:
+        found = threads.map(file_checksum, [path / name for name in names])
+        return [name for name, own in zip(names, found, strict=True) if own != state["files"][name]["xxh3"]]
 
 
 def _content_checksum(content: Mapping[str, Any]) -> str:
