@@ -116,7 +116,7 @@ class Plan:
         return (
             f"when it is interrupted, the run may need {needed:,.0f} seconds to end an update and to save "
             f"{in_units(self.checkpoint_bytes)}, but fault.grace_seconds is {grace:g}, after which it ends without a "
-            f"checkpoint of that moment: set it to {_rounded_up(needed * _GRACE_MARGIN):,} or more",
+            f"checkpoint of that moment: raise it to {_rounded_up(needed * _GRACE_MARGIN):,} or more",
         )
 
     def within(self, share: float, names: Collection[str]) -> bool:

@@ -80,7 +80,7 @@ def test_too_short_a_time_to_save_after_a_signal_is_told_with_one_that_suffices(
         return
     (warning,) = answer["warnings"]
     assert f"{answer['checkpoint_bytes'] / 1e9:,.1f} GB" in warning and "fault.grace_seconds is 60" in warning
-    seconds = int(warning.split("set it to ")[1].split()[0])
+    seconds = int(warning.split("raise it to ")[1].split()[0])
     longest = answer["checkpoint_seconds"] + answer["seconds"]["forward_backward"]
     assert longest < seconds < 2 * longest
     enough = f"fault.grace_seconds={seconds}"
