@@ -109,7 +109,7 @@ def _second_run(configuration: Path, run: Path) -> list[str]:
     settings = [f"run.iterations={saved + 1}", "checkpoint.interval_iterations=0"]
     with _train(configuration, "--resume", *settings) as process:
         if process.wait():
-            return _log(configuration)
+            sys.exit("\n".join(_log(configuration)))
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     return [
         f"{'resumed after iteration':44}{saved:>10}",
