@@ -10,11 +10,16 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from rlpipe.shared.replaced_parts import replaces
+from rlpipe.shared.replaced_parts import relies_on, replaces
 
 _READER = replaces(
     "megatron.core.dist_checkpointing.strategies.torch:CachedMetadataFileSystemReader",
     why="tensors of a checkpoint are read in several threads",
+    drop_when="torch's FileSystemReader reads in threads, or Megatron lets its reader be chosen",
+)
+relies_on(
+    "megatron.core.dist_checkpointing.strategies.torch:_get_filesystem_reader",
+    why="it takes the reader by its name in this module, so that ours is the one that reads",
     drop_when="torch's FileSystemReader reads in threads, or Megatron lets its reader be chosen",
 )
 _THREADS = 4  # each holds the tensor that it reads

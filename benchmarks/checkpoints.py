@@ -61,9 +61,7 @@ class Watch:
 
 
 def main() -> None:
-    interrupt = "--interrupt" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--interrupt"]
-    options = arguments()
+    options = arguments("--interrupt")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     options.iterations = _ENDED_AFTER + 2
     options.settings = [f"checkpoint.interval_iterations={_SAVED_AFTER}", "checkpoint.keep=1", *options.settings]
@@ -78,7 +76,7 @@ def main() -> None:
         print(f"{layers} layers, {planned.model.parameters / 1e9:.2f} B, {'; '.join(planned.notes)}", flush=True)
         run = folder / case.name
         before = used_bytes()
-        first = _first_run(configuration, run, interrupt)
+        first = _first_run(configuration, run, options.interrupt)
         print("\n".join(_first_lines(planned, first, run, before)), flush=True)
         print("\n".join(_second_run(configuration, run)), flush=True)
 

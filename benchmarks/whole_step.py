@@ -117,7 +117,8 @@ def main() -> None:
         sys.exit("no iteration was finished; see the lines above")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(*flags: str) -> argparse.Namespace:
+    """flags: further ones of a program that runs the same."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="", help="a whole model of configs/models, with random weights, in place of those layers")
@@ -143,6 +144,8 @@ def arguments() -> argparse.Namespace:
     add("--json", type=Path, default=None)
     add("--folder", type=Path, default=None, help="policy, runs and logs stay there; a temporary one when left out")
     add("settings", nargs="*", metavar="KEY=VALUE", help="further settings of the configuration")
+    for flag in flags:
+        add(flag, action="store_true")
     options = parser.parse_args()
     options.here = present_cluster()
     on_gpu = options.here.gpus > 0

@@ -71,7 +71,7 @@ def test_the_recipe_with_narrow_engines_on_80_gigabytes_is_refused_with_a_settin
 
 
 @pytest.mark.parametrize("grace_seconds", [0, 60, 300])
-def test_too_short_a_time_to_save_after_a_signal_is_told_with_one_that_suffices(tmp_path, grace_seconds):
+def test_too_short_a_time_to_save_after_a_signal_is_told_with_one_that_suffices(grace_seconds):
     setting = f"fault.grace_seconds={grace_seconds}"
     answer = json.loads(_run(str(SEED), setting, "--cluster", "local_8x141gb", "--json"))
     assert answer["checkpoint_seconds"] == pytest.approx(answer["checkpoint_bytes"] / 5e9)  # that a node's disk takes
