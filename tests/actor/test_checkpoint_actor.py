@@ -53,15 +53,16 @@ def test_two_processes_continue_with_the_same_bits(double, case):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_saving_and_loading_copy_no_states(count, tmp_path):
-    """In host memory they are most of what a process has: the run would end with its first checkpoint."""
-    large = write_policy(tmp_path, "dense", layers=1, hidden_size=256, vocab_size=2**16)
+    """In host memory they are most of what a process has: the run would end with its first checkpoint. Of many tensors,
+    as a policy has, since four are read at a time."""
+    large = write_policy(tmp_path, "dense", layers=8, hidden_size=512, intermediate_size=2048)
     ranks = run_processes(
         count, in_module_worker, "checkpoint_workers", "memory_of_a_save", large, tmp_path, method="spawn"
     )
     states = sum(rank["states"] for rank in ranks)
     assert states > 300e6
     for rank in ranks:
-        assert max(rank["saving"], rank["loading"]) < 0.6 * states, ranks
+        assert max(rank["saving"], rank["loading"]) < 0.4 * states, ranks
 
 
 def test_an_update_waits_until_its_states_are_written(paths, tmp_path):
