@@ -82,7 +82,7 @@ class BackgroundWrite:
         self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], in_place: Written, writer: Executor
     ) -> None:
         """live_tensors: those that training changes while the files are written; they are copied first. in_place: what
-        it may change only after `wait_until_read`."""
+        it may change only after `wait_until_read`, as far as it is none of those."""
         self._request = request
         self._checksums: dict[str, str] = {}
         self._read = threading.Event()
@@ -135,14 +135,18 @@ class _Tensors:
 def _staged(buckets: list[Any], live_tensors: Sequence[torch.Tensor], in_place: Written) -> list[Any]:
     live = {tensor.untyped_storage().data_ptr() for tensor in live_tensors}
 
+    def stays(tensor: torch.Tensor) -> bool:
+        """A master that is updated where it lies is the very weight that a reference pass replaces."""
+        return tensor.is_cpu and tensor.untyped_storage().data_ptr() not in live
+
     def stable(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cpu:
             return pageable_copy(tensor)
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in live else tensor
+        return tensor if stays(tensor) else tensor.clone()
 
     def tensors(planned: Sequence[tuple[Any, torch.Tensor]]) -> _Tensors:
         found = [in_place.get(item) for item, _ in planned]
-        left = frozenset(number for number, tensor in enumerate(found) if tensor is not None and tensor.is_cpu)
+        left = frozenset(number for number, tensor in enumerate(found) if tensor is not None and stays(tensor))
         return _Tensors(
             [
                 (item, own if own is not None and number in left else stable(tensor if own is None else own))

@@ -183,6 +183,25 @@ def write_under_way(rank: int, count: int, path: Path, folder: Path) -> dict[str
     return {"order": order, "states": (bits(masters_and_moments(twin)), bits(expected))}
 
 
+def write_beside_a_reference_pass(rank: int, count: int, path: Path, folder: Path) -> tuple[str, str]:
+    """All is written while the reference's weights stand in the policy's place, whose masters are its weights."""
+    on_device = SCHEDULE.model_copy(update={"cpu_offload_fraction": 0.0})
+    policy = trainer(path, count, optimizer=on_device, reference=True)
+    two_steps(policy)
+    expected = masters_and_moments(policy)
+    saver = Checkpointer(policy, keep=1)
+    go = threading.Event()
+    for _ in range(saver._writer._max_workers):
+        saver._writer.submit(go.wait)
+    final = saver.save(folder, 2, {})
+    with policy.reference.swapped_in():
+        go.set()
+        saver.finish()
+    twin = trainer(path, count, optimizer=on_device, reference=True)
+    Checkpointer(twin, keep=1).load(final)
+    return bits(masters_and_moments(twin)), bits(expected)
+
+
 def seed_generators(rank: int) -> None:
     """Each process draws numbers of its own."""
     random.seed(rank)

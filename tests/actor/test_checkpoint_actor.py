@@ -72,6 +72,11 @@ def test_an_update_waits_until_its_states_are_written(paths, tmp_path):
     assert saved == expected
 
 
+def test_a_reference_pass_beside_the_writer_changes_nothing_of_what_is_saved(paths, tmp_path):
+    ((saved, expected),) = worker(1, "write_beside_a_reference_pass", paths["dense"], tmp_path)
+    assert saved == expected
+
+
 def _assert_exact(found):
     assert not found["appeared_early"]
     assert found["driver_state"] == {"position": [1, 2, 3]}
