@@ -4,6 +4,8 @@ from functools import lru_cache
 
 import torch
 
+from actor.vector_math import choose_vector_kernels
+
 
 @lru_cache(maxsize=1)
 def install_megatron_runtime() -> None:
@@ -17,6 +19,7 @@ def install_megatron_runtime() -> None:
     """
     from actor.megatron_patches.fixes import install_fixes
 
+    choose_vector_kernels()
     if not torch.cuda.is_available():
         from actor.megatron_patches.cpu import install_cpu
 
