@@ -335,6 +335,13 @@ _RESUME = [
         "actor/test_checkpoint_actor.py::test_a_reference_pass_beside_the_writer_changes_nothing_of_what_is_saved",
     ),
     Defect(
+        "threads share MKL's functions before one of them has chosen their kernels",
+        "actor/runtime.py",
+        "    choose_vector_kernels()\n",
+        "",
+        "actor/test_vector_math.py::test_a_process_of_the_actor_calls_each_of_them_alone_as_it_starts",
+    ),
+    Defect(
         "states of data ranks beyond the first are saved as the first one's",
         "actor/optimizer_content.py",
         'yield parameter, ranges["param"].start',
