@@ -2,8 +2,7 @@
 
 MKL 2024.2, which torch's CPU builds hold, chooses the kernel of an elementwise function when that is first called.
 Where the threads of one operation are the first to call it, one of them can be given a kernel of half the digits, for
-that one call (https://github.com/pytorch/pytorch/issues/188792). On a busy machine about one process in a hundred had a
-first pass whose rotary table was off by 4e-5 in its second half.
+that one call (https://github.com/pytorch/pytorch/issues/188792): a rotary table was off by 4e-5 in its second half.
 """
 
 import torch
