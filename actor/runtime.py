@@ -1,4 +1,4 @@
-"""The one place that prepares megatron-core in a worker process: call `install_megatron_runtime` before all else."""
+"""The one place that prepares torch and megatron-core in a worker: call `install_megatron_runtime` before all else."""
 
 from functools import lru_cache
 
@@ -9,7 +9,7 @@ from actor.vector_math import choose_vector_kernels
 
 @lru_cache(maxsize=1)
 def install_megatron_runtime() -> None:
-    """Install the patches that this process needs; further calls do nothing.
+    """Install the patches that this process needs, and settle what threads would race for; further calls do nothing.
 
     The fixes for megatron-core without Transformer Engine apply on every device, the CPU layer only where there is no
     CUDA. All of it is process-global, so it belongs in a worker process and never in the driver or in pytest itself.
