@@ -28,6 +28,7 @@ from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.host_memory import used_bytes
 
 _SAVED_AFTER, _ENDED_AFTER = 2, 3
+_SAVING_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _LOG_LINES = 30
 
@@ -64,7 +65,12 @@ def main() -> None:
     options = arguments("--interrupt")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     options.iterations = _ENDED_AFTER + 2
-    options.settings = [f"checkpoint.interval_iterations={_SAVED_AFTER}", "checkpoint.keep=1", *options.settings]
+    options.settings = [
+        f"checkpoint.interval_iterations={_SAVED_AFTER}",
+        "checkpoint.keep=1",
+        f"fault.grace_seconds={_SAVING_SECONDS}",
+        *options.settings,
+    ]
     with work_folder(options.folder) as folder:
         setup = Setup(options, folder, options.here)
         case = Case(options.response_tokens[0], options.guard[0], options.gdn[0], options.lora[0])

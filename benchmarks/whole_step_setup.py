@@ -124,6 +124,7 @@ class Setup:
             "reward": {"workers": 2},
             "ray": {"colocate": True},
             "checkpoint": {"interval_iterations": 0, "save_hf": "never"},  # of many layers it takes a minute
+            "fault": {"grace_seconds": 0.0},  # at the benchmark's limit there is nobody to go on from a checkpoint
             "trackers": {"tensorboard": False, "wandb": "off"},
         }
 
