@@ -50,10 +50,15 @@ class Record:
 RECORDS = [
     # A step of 128 requests took its host 2.6 to 2.9 ms, where those of the other records need 3.7.
     Record("whole_step.cuda", "local_1x141gb", frozenset({"rollout s", "step s"}), head_kernels=True),
-    Record("whole_step_8_layers.cuda", "local_1x141gb"),
+    Record("whole_step_8_layers.cuda", "local_1x141gb", head_kernels=True),
     # By plan, gradients just stay mapped while the engine generates, 3 GB below what the actor may hold there.
     # 24 GB less were in use, so that probably they did not, and mapping them anew is what sleep_wake took longer for.
-    Record("whole_step_8_layers_8192.cuda", "local_1x141gb", frozenset({"GPU peak, engine works GB", "sleep_wake s"})),
+    Record(
+        "whole_step_8_layers_8192.cuda",
+        "local_1x141gb",
+        frozenset({"GPU peak, engine works GB", "sleep_wake s"}),
+        head_kernels=True,
+    ),
     Record("whole_step_lora.cuda", "local_1x141gb"),
     # Older than SwiGLU's own kernel, which keeps two widths of the feed-forward less: 16.3 GB of the actor's tensors.
     Record("whole_step_8b.cuda", "local_1x141gb", frozenset(PEAKS)),
@@ -69,9 +74,13 @@ RECORDS = [
         "local_2x80gb",
         frozenset({"GPU peak, engine works GB", "rollout s", "step s", "optimizer s"}),
     ),
-    # Engines of 64 and 32 requests were a fifth faster than planned; perhaps such policies, whose weights are random,
-    # touch fewer experts than independent choices would. States streamed at 30 GB/s on that host, not at 22.
-    Record("whole_step.cuda2", "local_2x80gb", frozenset({"rollout s", "optimizer s"})),
+    # As with 8 layers. Of the optimizer 1.12 s were exposed, planned 1.60: that host's links are faster than planned.
+    Record(
+        "whole_step.cuda2",
+        "local_2x141gb",
+        frozenset({"GPU peak, engine works GB", "sleep_wake s", "optimizer s"}),
+        head_kernels=True,
+    ),
     Record("whole_step_table.cuda4", "local_4x141gb"),
     # 1.2 s of sleep_wake were the actor's, 0.3 by plan: why is not known.
     Record("whole_step_35b.cuda4", "local_4x141gb", frozenset({"rollout s", "sleep_wake s"})),
@@ -170,8 +179,16 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
         assert {"rollout s", PASSES, *PEAKS} - record.left_out <= ratios.keys()
 
 
-@pytest.mark.parametrize(("name", "recipes"), [("recipes_9b.cuda", 1), ("recipes_0_6b.cuda", 2)])
-def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "recipes", "left_out"),
+    [
+        ("recipes_9b.cuda", 1, ""),
+        # A step of 256 requests took 16.8 ms, where 11.8 are planned for their prompts' lengths: why is not known.
+        ("recipes_4b.cuda", 1, "rollout s"),
+        ("recipes_0_6b.cuda", 2, ""),
+    ],
+)
+def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, left_out, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from shipped_recipes import PROMPT_SHARE
 
@@ -195,7 +212,7 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, monkeypatch):
         for row, phase in ((PASSES, "forward_backward"), ("rollout s", "rollout")):
             ratio = seconds[phase] / float(found[row][-1])
             print(recipe, row, f"{ratio:.2f}")
-            assert math.isclose(ratio, 1, abs_tol=WITHIN[" s"]), (recipe, row)
+            assert row == left_out or math.isclose(ratio, 1, abs_tol=WITHIN[" s"]), (recipe, row)
 
 
 def test_steps_of_narrow_and_wide_engines_are_planned_within_a_tenth(tmp_path, monkeypatch):
