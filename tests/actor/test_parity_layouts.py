@@ -12,10 +12,12 @@ TIED = TinyModel("tied", "qwen3", {"tie_word_embeddings": True})
 LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
 PACKS = [make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
+Layouts = dict[str, tuple[tuple[str, ...], dict[str, Any]]]
+"""By name: the models that are trained in it, and settings of the actor."""
 
 TP2SP = {"tensor": 2, "sequence": True}
 MTP = {"train_mtp": True, "mtp_loss_weight": 0.5}
-TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+TWO: Layouts = {
     "tp2": (("dense", "gdn"), {"parallel": {"tensor": 2}}),
     "tp2_sp": (tuple(MODELS), {"parallel": TP2SP}),
     "pp2": (tuple(MODELS), {"parallel": {"pipeline": 2}}),
@@ -34,7 +36,7 @@ TWO: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"parallel": {"context": 2}, "recompute": {"granularity": "selective", "modules": ["core_attn"]}},
     ),
 }
-FOUR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+FOUR: Layouts = {
     "tp2_sp_pp2": (tuple(MODELS), {"parallel": TP2SP | {"pipeline": 2}}),
     "cp2_dp2": (("dense", "gdn"), {"parallel": {"context": 2}}),
     "cp2_dp2_ep4": (("moe", "gdn_moe"), {"parallel": {"context": 2, "expert": 4}}),
@@ -42,11 +44,27 @@ FOUR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-def _cases(layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]]) -> list[tuple[str, str]]:
-    return [(model, layout) for layout, (models, _) in layouts.items() for model in models]
+def _cases(layouts: Layouts) -> list[Any]:
+    """Hybrids with experts have the layers of the two kinds that are left to the slow tests where there are both."""
+    return [
+        pytest.param(model, layout, marks=pytest.mark.slow if model in ("moe", "gdn") and "gdn_moe" in models else ())
+        for layout, (models, _) in layouts.items()
+        for model in models
+    ]
 
 
-def _run(processes: int, layouts: dict[str, tuple[tuple[str, ...], dict[str, Any]]], paths: dict[str, Any]):
+def _selected(layouts: Layouts, request: pytest.FixtureRequest, test: str) -> Layouts:
+    """Those of `test` that are to run, with their models."""
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == test]
+    wanted = {(item.callspec.params["layout"], item.callspec.params["model"]) for item in items}
+    return {
+        name: (found, options)
+        for name, (models, options) in layouts.items()
+        if (found := tuple(model for model in models if (name, model) in wanted))
+    }
+
+
+def _run(processes: int, layouts: Layouts, paths: dict[str, Any]):
     """(model, layout) -> per rank [(gradient norm, loss, multi-token-prediction loss)]; the last stage knows losses."""
     packs = [PACKS] * 3
     work = {name: (OPTIMIZER | options, {m: paths[m] for m in models}) for name, (models, options) in layouts.items()}
@@ -67,13 +85,13 @@ def single(paths):
 
 
 @pytest.fixture(scope="module")
-def two(paths):
-    return _run(2, TWO, paths)
+def two(paths, request):
+    return _run(2, _selected(TWO, request, "test_two_processes_train_as_one"), paths)
 
 
 @pytest.fixture(scope="module")
-def four(paths):
-    return _run(4, FOUR, paths)
+def four(paths, request):
+    return _run(4, _selected(FOUR, request, "test_four_processes_train_as_one"), paths)
 
 
 def _assert_equal(answers: list[Any], reference: list[Any]) -> None:

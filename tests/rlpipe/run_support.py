@@ -56,8 +56,12 @@ def run_arguments(folder: Path, *more: str, config: str = "configs/demo/arithmet
 def start_command(
     command: str, *arguments: str, mark: str = "", output: Path | None = None, **environment: str
 ) -> subprocess.Popen[str]:
-    """output: file that gets what it prints; without it that has to be read from the process."""
-    environment = {**os.environ, MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search_path(), **environment}
+    """output: file that gets what it prints; without it that has to be read from the process.
+
+    Threads of the actor that wait do not spin: other tests run beside it.
+    """
+    ours = {MARK: mark or uuid.uuid4().hex, "PYTHONPATH": search_path(), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | ours | environment
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(

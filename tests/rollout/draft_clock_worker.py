@@ -1,5 +1,6 @@
 """Passes through the stages that SGLang's worker of drafts marks, timed as in a scheduler; prints the seconds."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ def main() -> None:
         with eagle_worker_v2.spec_stage_span(stage):
             time.sleep(0.05)
     passed = time.perf_counter() - begin
-    print(seconds.take(), passed)
+    print(json.dumps([seconds.take(), passed]))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_worker import answer_of
 
 from actor.hf.weight_table import export_plan
 from rlpipe.commands.clusters import load_cluster
@@ -29,7 +28,6 @@ from rlpipe.training.summaries import draft_metrics
 from rollout.arguments import EngineSetup, check_argument_names, server_arguments
 from rollout.device_checks import check_device
 from rollout.draft_arguments import chosen_steps
-from rollout.engine_environment import engine_environment
 from rollout.engine_usage import UsageClock
 from rollout.model_modules import unneeded_model_modules
 from rollout.partial_response import PartialResponse, interrupted, without_overshoot
@@ -265,11 +263,7 @@ def test_seconds_of_drafting_are_left_out_where_the_disk_is_full(tmp_path, monke
 
 def test_the_stages_that_sglang_marks_are_timed(tmp_path):
     worker = Path(__file__).with_name("draft_clock_worker.py")
-    environment = os.environ | engine_environment("cpu", 1, tmp_path, os.environ) | {"TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, worker, tmp_path / "engine_0.log"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    drafted, passed = map(float, done.stdout.split()[-2:])
+    drafted, passed = answer_of(worker, tmp_path, str(tmp_path / "engine_0.log"))
     assert 0.1 <= drafted <= passed
 
 

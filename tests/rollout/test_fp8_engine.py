@@ -1,12 +1,10 @@
 """FP8 engines: what is refused, what SGLang is told, and what it saves."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from engine_worker import answer_of
 
 from rlpipe.config.rollout import EngineConfig
 from rlpipe.estimate.engine_pools import needed_pools
@@ -17,11 +15,12 @@ from rlpipe.shared.errors import ConfigError, ModelError
 from rollout.arguments import EngineSetup, server_arguments
 from rollout.device_checks import check_device
 from rollout.sglang_source import declared_server_arguments
-from tests.search_path import search_path
 
 HYBRID = describe_model("Qwen3.5-35B-A3B")
 STAND_INS = Path(server_arguments.__code__.co_filename).parent / "cpu_stand_ins"
 CHOOSE = """
+import json
+
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from rlpipe.shared.errors import RolloutError
@@ -34,14 +33,18 @@ def chosen(kind, prefix, quantization):
         return str(error)
     return method if isinstance(method, str) else type(method).__name__
 
-for quantization in ("fp8", "fp8_all"):
-    for kind, module in (
-        (FusedMoE, "mlp.experts"),
-        (FusedMoE, "block_sparse_moe.experts"),
-        (LinearBase, "mlp.shared_expert.down_proj"),
-        (LinearBase, "linear_attn.out_proj"),
-    ):
-        print(chosen(kind, f"model.layers.0.{module}", quantization))
+modules = (
+    (FusedMoE, "mlp.experts"),
+    (FusedMoE, "block_sparse_moe.experts"),
+    (LinearBase, "mlp.shared_expert.down_proj"),
+    (LinearBase, "linear_attn.out_proj"),
+)
+every = [
+    chosen(kind, f"model.layers.0.{module}", quantization)
+    for quantization in ("fp8", "fp8_all")
+    for kind, module in modules
+]
+print(json.dumps(every))
 """
 
 
@@ -101,16 +104,10 @@ def test_most_weights_and_half_of_the_pool_are_saved():
     assert small.token_bytes * 2 == plain.token_bytes and small.state_bytes == plain.state_bytes
 
 
-def test_modules_get_8_bits_by_the_rule_that_quantises_their_tensors():
-    path = search_path(STAND_INS)
-    done = subprocess.run(
-        [sys.executable, "-c", CHOOSE],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    experts, named_otherwise, shared, mixer, *of_all = done.stdout.splitlines()[-8:]
+def test_modules_get_8_bits_by_the_rule_that_quantises_their_tensors(tmp_path):
+    worker = tmp_path / "choose.py"
+    worker.write_text(CHOOSE)
+    experts, named_otherwise, shared, mixer, *of_all = answer_of(worker, tmp_path)
     assert "the model keeps experts as 'model.layers.0.block_sparse_moe.experts'" in named_otherwise
     assert (experts, shared, mixer) == ("fp8", "UnquantizedLinearMethod", "UnquantizedLinearMethod")
     assert of_all == ["fp8", named_otherwise.replace("'fp8'", "'fp8_all'"), "fp8", "UnquantizedLinearMethod"]
