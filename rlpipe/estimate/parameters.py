@@ -32,10 +32,15 @@ class Parameters:
     def __add__(self, other: "Parameters") -> "Parameters":
         return Parameters(self.tensor + other.tensor, self.experts + other.experts, self.whole + other.whole)
 
+    def __mul__(self, count: int) -> "Parameters":
+        return Parameters(self.tensor * count, self.experts * count, self.whole * count)
+
 
 def model_parameters(shape: ModelShape, tied: bool) -> Parameters:
     """Of the whole decoder with embedding and head, without multi-token-prediction layers and vision tower."""
-    layers = sum((layer_parameters(layer, shape.hidden_size) for layer in shape.layers), Parameters())
+    layers = sum(
+        (layer_parameters(layer, shape.hidden_size) * count for layer, count in shape.layer_kinds), Parameters()
+    )
     return layers + embedding_parameters(shape) + (Parameters() if tied else embedding_parameters(shape))
 
 

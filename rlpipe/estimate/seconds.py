@@ -186,8 +186,9 @@ def _work(flops: Callable[[int], int], model: Model, tokens: int, sequences: int
     linear = tokens * flops(1)
     total = sequences * tokens
     head = heads * model.shape.head_flops * total
-    parts = (layer.feed_forward for layer in model.shape.layers)
-    experts = passes * total * sum(part.routed_flops for part in parts if isinstance(part, MixtureOfExperts))
+    parts = ((layer.feed_forward, count) for layer, count in model.shape.layer_kinds)
+    routed = sum(count * part.routed_flops for part, count in parts if isinstance(part, MixtureOfExperts))
+    experts = passes * total * routed
     delta_rule = passes * total * sum(layer.core_flops for layer in model.gdn_layers)
     products = sequences * linear - head - experts - delta_rule
     attention = sequences * (flops(tokens) - linear)
@@ -268,7 +269,10 @@ def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterCo
 
 def _between_products_seconds(work: Work, model: Model, cluster: ClusterConfig) -> float:
     """What lies between products and is bound by memory: norms, rotation, convolution, SwiGLU, sums and copies."""
-    widths = sum(_mixer_widths(layer.mixer) + _feed_forward_widths(layer.feed_forward) for layer in model.shape.layers)
+    widths = sum(
+        count * (_mixer_widths(layer.mixer) + _feed_forward_widths(layer.feed_forward))
+        for layer, count in model.shape.layer_kinds
+    )
     size = work.sequences * work.sequence_tokens * widths * _PARAMETER_BYTES
     passes = work.forward_passes * cluster.speeds.layer_memory_passes
     return passes * size / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)

@@ -57,6 +57,9 @@ class PartFlops:
     def __add__(self, other: "PartFlops") -> "PartFlops":
         return PartFlops(self.weights + other.weights, self.core + other.core)
 
+    def __mul__(self, count: int) -> "PartFlops":
+        return PartFlops(self.weights * count, self.core * count)
+
 
 @dataclass(frozen=True)
 class FlopsBreakdown:
@@ -116,7 +119,11 @@ def model_flops(
     if any(length < 0 for length in lengths):
         raise ValueError(f"a sequence of {min(lengths)} tokens")
     tokens = sum(lengths)
-    work = [entry for layer in shape.layers for entry in _layer_work(layer, lengths, convention)]
+    work = [
+        (part, flops * count)
+        for layer, count in shape.layer_kinds
+        for part, flops in _layer_work(layer, lengths, convention)
+    ]
     work.append((Part.HEAD, PartFlops(shape.head_flops * tokens)))
     if include_mtp:
         work += [(Part.MTP, flops) for flops in _mtp_work(shape, lengths, convention)]

@@ -1,6 +1,8 @@
 """The shape of a model, as far as its FLOPs depend on it."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlpipe.flops.layers import DecoderLayer
 from rlpipe.flops.vision import VisionTower
@@ -21,6 +23,11 @@ class ModelShape:
     layers: tuple[DecoderLayer, ...]
     mtp_layers: int = 0
     vision: VisionTower | None = None
+
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[DecoderLayer, int], ...]:
+        """Each kind of layer with how many there are; what adds up over layers need not look at equal ones again."""
+        return tuple(Counter(self.layers).items())
 
     @property
     def head_flops(self) -> int:
