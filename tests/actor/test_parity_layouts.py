@@ -55,7 +55,7 @@ def _cases(layouts: Layouts) -> list[Any]:
 
 def _selected(layouts: Layouts, request: pytest.FixtureRequest, test: str) -> Layouts:
     """Those of `test` that are to run, with their models."""
-    items = [item for item in request.session.items if getattr(item, "originalname", "") == test]
+    items = [item for item in request.session.items if item.nodeid.startswith(f"{request.node.nodeid}::{test}[")]
     wanted = {(item.callspec.params["layout"], item.callspec.params["model"]) for item in items}
     return {
         name: (found, options)
