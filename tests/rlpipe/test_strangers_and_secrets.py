@@ -84,7 +84,7 @@ def test_a_run_listens_at_the_loopback_only_and_tells_no_secret(
             names |= {process.name().partition(" ")[0] for process in processes if process.is_running()}
             listening |= _listening(processes)
             shown |= {one for one in _command_lines() if any(secret in one for secret in PLANTED.values())}
-            time.sleep(1.5)  # a look at all processes takes a tenth of a second of the run's
+            time.sleep(0.5)
     finally:
         run.kill()
     output = run.stdout.read() if run.stdout else ""
