@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.auto_tokenizer import auto_tokenizer
 from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
@@ -111,14 +112,13 @@ _PANIC = "PanicException"
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of the model folder or hub model `path`. Raises ModelError when there is none."""
-    from transformers import AutoTokenizer
-
     folder = model_folder(path)
     # Without any of these, transformers makes an empty tokenizer and says nothing.
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise ModelError(f"{path}: no tokenizer in this model folder; put one of {', '.join(_TOKENIZER_FILES)} there")
+    loader = auto_tokenizer()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = loader.from_pretrained(folder, trust_remote_code=False)
         tokenizer("a")  # some wrong settings are met only in use
     except BaseException as error:  # transformers and tokenizers raise many unrelated types for damaged files
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:

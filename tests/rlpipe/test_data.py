@@ -1,6 +1,8 @@
 """Data sets: formats, slices, templates, bad rows by place, resumable order."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,33 @@ def test_templates_take_columns(tmp_path, tokenizer):
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(ModelError, match="no tokenizer in this model folder"):
         load_tokenizer(str(tmp_path))
+
+
+_LOADED = """
+import json, sys, torch
+from rlpipe.data.auto_tokenizer import auto_tokenizer
+
+tokenizer = auto_tokenizer().from_pretrained(sys.argv[1])
+needless = [name for name in ("torch._dynamo", "accelerate", "transformers.generation.utils") if name in sys.modules]
+from transformers.models.auto import auto_factory
+
+class FromTheHub(torch.nn.Module):
+    def generate(self): ...
+
+mixed = auto_factory.add_generation_mixin_to_remote_model(FromTheHub)
+from transformers import AutoModelForCausalLM, GenerationMixin, Qwen3Config
+
+model = AutoModelForCausalLM.from_config(Qwen3Config(num_hidden_layers=1, hidden_size=8, vocab_size=8))
+print(json.dumps([needless, tokenizer("one two").input_ids, issubclass(mixed, GenerationMixin), type(model).__name__]))
+"""
+
+
+def test_a_tokenizer_brings_nothing_of_models_which_can_be_loaded_all_the_same(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", _LOADED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], tokenizer("one two").input_ids, True, "Qwen3ForCausalLM"]
 
 
 def test_the_stream_takes_every_prompt_once_an_epoch_and_resumes(tmp_path, tokenizer):
