@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from actor.layers.causal_attention import Segments, packed_flash
-from actor.layers.cudnn_attention import long_piece, long_sequence
+from actor.layers.cudnn_attention import Part, long_parts
 
 HEADS, KEY_VALUE_HEADS, CHANNELS = 16, 2, 256
 SCALE = CHANNELS**-0.5
@@ -74,9 +74,9 @@ def measure(count: int, queries: int, keys: int, name: str) -> tuple[float, floa
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int, keys: int, name: str) -> torch.Tensor:
     """Of a pack of sequences, or pieces of them, of `queries` tokens, each of which sees `keys`."""
     if name == "cuDNN":
-        sequences = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
-        kernel = long_sequence if queries == keys else long_piece
-        return torch.cat([kernel(*sequence, SCALE) for sequence in sequences])
+        count = len(q) // queries
+        rows = ([slice(one * size, (one + 1) * size) for one in range(count)] for size in (queries, keys))
+        return long_parts(q, k, v, [Part(*both) for both in zip(*rows, strict=True)], [], SCALE)
     ends = [torch.arange(0, len(one) + 1, size, device=q.device) for one, size in ((q, queries), (k, keys))]
     seen_by, seen = (Segments(tuple(one.tolist()), one.int()) for one in ends)
     return packed_flash(q, k, v, seen_by, seen, SCALE)

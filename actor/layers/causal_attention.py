@@ -14,7 +14,7 @@ import torch
 import torch.nn.attention
 import torch.nn.functional as F
 
-from actor.layers.cudnn_attention import CuDnn, Cut, long_piece, long_sequence, rounded_length
+from actor.layers.cudnn_attention import CuDnn, Cut, Inputs, Part, long_parts, rounded_length
 from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
@@ -84,16 +84,20 @@ def _long_ones_apart(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Segments, keys: Segments, scale: float
 ) -> torch.Tensor:
     runs = segment_runs(queries.ends)
-    lengths, seen = ([one.ends[last] - one.ends[first] for first, last in runs] for one in (queries, keys))
-    outputs = []
+    rows, seen = ([slice(one.ends[first], one.ends[last]) for first, last in runs] for one in (queries, keys))
+    own, sees = ([run.stop - run.start for run in of] for of in (rows, seen))
+    long = [last - first == 1 and tokens >= _LONG_TOKENS for (first, last), tokens in zip(runs, own, strict=True)]
+    parts = [Part(rows[run], seen[run]) for run, is_long in enumerate(long) if is_long]
+    short = [run for run, is_long in enumerate(long) if not is_long and own[run]]
+    if not short:
+        return long_parts(query, key, value, parts, [], scale)
     # Not slices, as above.
-    parts = zip(query.split(lengths), key.split(seen), value.split(seen), strict=True)
-    for (first, last), (q, k, v) in zip(runs, parts, strict=True):
-        if last - first == 1 and len(q) >= _LONG_TOKENS:
-            outputs.append((long_sequence if len(q) == len(k) else long_piece)(q, k, v, scale))
-        elif len(q):
-            outputs.append(packed_flash(q, k, v, queries.part(first, last), keys.part(first, last), scale))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    split = list(zip(query.split(own), key.split(sees), value.split(sees), strict=True))
+    others = []
+    for run in short:
+        segments = queries.part(*runs[run]), keys.part(*runs[run])
+        others.append((rows[run], packed_flash(*split[run], *segments, scale)))
+    return long_parts(query, key, value, parts, others, scale)
 
 
 def segment_runs(ends: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -141,27 +145,23 @@ def plan_long_sequences(
 ) -> int:
     """Let cuDNN plan its kernels for `shapes` now, which takes a tenth of a second each, rather than in a step.
 
-    With gradients, and without: then it keeps less and has another kernel.
-
     Returns the number of shapes: 0 where cuDNN does not run.
     """
     if device.type != "cuda" or dtype not in _FLASH_DTYPES:
         return 0
 
     def rows(tokens: int, count: int) -> torch.Tensor:
-        return torch.zeros(tokens, count, channels, dtype=dtype, device=device, requires_grad=True)
+        return torch.zeros(tokens, count, channels, dtype=dtype, device=device)
+
+    def inputs(queries: int, keys: int) -> Inputs:
+        return rows(queries, heads), rows(keys, key_value_heads), rows(keys, key_value_heads)
 
     for length in shapes.squares:
-        q, k, v = (rows(length, count) for count in (heads, key_value_heads, key_value_heads))
-        if not _cudnn_runs(q, k, v):
+        if not _cudnn_runs(*inputs(length, length)):
             return 0
-        out = long_sequence(q, k, v, scale=1.0)
-        out.backward(torch.zeros_like(out))
-        with torch.no_grad():
-            long_sequence(q, k, v, scale=1.0)
+        CuDnn().plan(*inputs(length, length), is_causal=True)
     for length, before in shapes.rectangles:
-        q, k, v = (rows(*one) for one in ((length, heads), (before, key_value_heads), (before, key_value_heads)))
-        CuDnn().plan(q, k, v)
+        CuDnn().plan(*inputs(length, before), is_causal=False)
     return len(shapes.squares) + len(shapes.rectangles)
 
 

@@ -2,15 +2,16 @@
 
 It is causal where queries and keys are as many, and else attends to everything. So a piece attends to keys before it as
 a rectangle, and to the rest as a square; both results are weighted by the sums of their exponentials. The gradient of
-each is the kernel's own, given what came out of both: as in ring attention (arXiv 2310.01889).
+each is the kernel's own, given what came out of both: as in ring attention (arXiv 2310.01889). A sequence is a piece
+that nothing precedes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlpipe.shared.replaced_parts import relies_on
 
@@ -96,11 +97,11 @@ class CuDnn:
         )
         return gradients
 
-    def plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """For a rectangle of these rows, [t, heads, d] and [s, kv_heads, d], forward and backward."""
-        q, k, v = (_heads(rows.detach(), 0, len(rows)) for rows in (query, key, value))
-        out, log_sums = self.forward(q, k, v, False, 1.0)
-        self.backward(out, (q, k, v), out, log_sums, False, 1.0)
+    def plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> None:
+        """For a square or a rectangle of these rows, [t, heads, d] and [s, kv_heads, d], forward and backward."""
+        q, k, v = (_heads(rows, 0, len(rows)) for rows in (query, key, value))
+        out, log_sums = self.forward(q, k, v, is_causal, 1.0)
+        self.backward(out, (q, k, v), out, log_sums, is_causal, 1.0)
 
 
 @dataclass(frozen=True)
@@ -127,65 +128,114 @@ def rounded_length(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def long_sequence(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """query: [t, heads, d]; key, value: [t, kv_heads, d]; returns [t, heads, d].
+@dataclass(frozen=True)
+class Part:
+    """Rows of queries that attend to rows of keys; the last query sees the last key."""
 
-    Filled at the right, which under causal attention only the filling's own rows see.
-    """
-    tokens = len(query)
-    q, k, v = (_heads(rows, 0, rounded_length(tokens)) for rows in (query, key, value))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return _rows(out)[:tokens]
+    queries: slice
+    keys: slice
 
 
-def long_piece(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, kernel: Kernel = CuDnn()
+def long_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    parts: Sequence[Part],
+    others: Sequence[tuple[slice, torch.Tensor]],
+    scale: float,
+    kernel: Kernel = CuDnn(),
 ) -> torch.Tensor:
-    """query: [t, heads, d]; key, value: [s, kv_heads, d], s >= t; the last query sees the last key. Returns
-    [t, heads, d]."""
-    out: torch.Tensor = _PieceAttention.apply(query, key, value, scale, kernel)
+    """Attention of each of `parts`, in one tensor with what `others` have for the remaining rows of queries.
+
+    query: [t, heads, d]; key, value: [s, kv_heads, d]; of `others`: [rows, heads, d]; returns [t, heads, d]. What is
+    kept for the backward pass are these tensors, the result and its sums of exponentials. Filling, and whatever a
+    kernel makes of keys that several queries share, is made anew there: kept in every layer it is gigabytes.
+    """
+    rows, found = [one for one, _ in others], [one for _, one in others]
+    out: torch.Tensor = _LongParts.apply(query, key, value, scale, kernel, parts, rows, *found)
     return out
 
 
-class _PieceAttention(torch.autograd.Function):
+class _LongParts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, kernel: Kernel
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        kernel: Kernel,
+        parts: Sequence[Part],
+        other_rows: Sequence[slice],
+        *others: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.scale, ctx.kernel, ctx.cut = scale, kernel, Cut.of(len(query), len(key))
-        own = slice(ctx.cut.overlap, ctx.cut.overlap + len(query))
-        square, square_sums = kernel.forward(*_square(ctx.cut, query, key, value), True, scale)
-        out, log_sums = _rows(square)[own], square_sums[..., own]
-        if ctx.cut.before:
-            every, every_sums = kernel.forward(*_rectangle(ctx.cut, query, key, value), False, scale)
-            every_sums = every_sums[..., : len(query)]
-            total = torch.logaddexp(log_sums, every_sums)
-            out = _merged(out, (log_sums - total).exp(), _rows(every)[: len(query)], (every_sums - total).exp())
-            log_sums = total
-        ctx.save_for_backward(query, key, value, out, log_sums)
+        ctx.scale, ctx.kernel, ctx.parts, ctx.other_rows = scale, kernel, parts, other_rows
+        out = query.new_empty(*query.shape[:2], value.shape[2])
+        for rows, other in zip(other_rows, others, strict=True):
+            out[rows] = other
+        sums = [_attend(*_of(part, query, key, value), out[part.queries], scale, kernel) for part in parts]
+        ctx.save_for_backward(query, key, value, out, *sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, out, log_sums = ctx.saved_tensors
-        cut, tokens = ctx.cut, len(query)
+        query, key, value, out, *sums = ctx.saved_tensors
+        (gradient,) = gradients
+        found = [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in (query, key, value)]
+        for part, log_sums in zip(ctx.parts, sums, strict=True):
+            of_out = (gradient[part.queries], out[part.queries], log_sums)
+            of_part = _gradients(_of(part, query, key, value), of_out, ctx.scale, ctx.kernel)
+            for into, one in zip(_of(part, *found), of_part, strict=True):
+                into.copy_(one)
+        return *found, None, None, None, None, *(gradient[rows] for rows in ctx.other_rows)
 
-        def of(inputs: Inputs, first: int, is_causal: bool) -> tuple[torch.Tensor, ...]:
-            filled = inputs[0].shape[2]
-            sums = F.pad(log_sums, (first, filled - first - tokens))
-            others = (_heads(one, first, filled) for one in (gradients[0], out))
-            found = ctx.kernel.backward(next(others), inputs, next(others), sums, is_causal, ctx.scale)
-            return tuple(_rows(one) for one in found)
 
-        square = of(_square(cut, query, key, value), cut.overlap, True)
-        of_query = square[0][cut.overlap :][:tokens]
-        of_keys = [one[: cut.overlap + tokens] for one in square[1:]]
-        if cut.before:
-            every = of(_rectangle(cut, query, key, value), 0, False)
-            of_query = of_query + every[0][:tokens]
-            of_keys = [torch.cat(pair) for pair in zip(every[1:], of_keys, strict=True)]
-        return of_query, *of_keys, None, None
+def _of(part: Part, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Inputs:
+    return query[part.queries], key[part.keys], value[part.keys]
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, into: torch.Tensor, scale: float, kernel: Kernel
+) -> torch.Tensor:
+    """Writes a part's result [t, heads, d]; returns the logarithms of its sums, float32 [1, heads, t]."""
+    cut = Cut.of(len(query), len(key))
+    own = slice(cut.overlap, cut.overlap + len(query))
+    square, square_sums = kernel.forward(*_square(cut, query, key, value), True, scale)
+    out, log_sums = _rows(square)[own], square_sums[..., own]
+    if not cut.before:
+        into.copy_(out)
+        return log_sums
+    every, every_sums = kernel.forward(*_rectangle(cut, query, key, value), False, scale)
+    every_sums = every_sums[..., : len(query)]
+    total = torch.logaddexp(log_sums, every_sums)
+    _merge(into, out, (log_sums - total).exp(), _rows(every)[: len(query)], (every_sums - total).exp())
+    return total
+
+
+def _gradients(
+    inputs: Inputs, of_out: tuple[torch.Tensor, torch.Tensor, torch.Tensor], scale: float, kernel: Kernel
+) -> Inputs:
+    """Of a part's query, key and value. of_out: the gradient of its result, the result and the logarithms of its
+    sums."""
+    gradient, out, log_sums = of_out
+    tokens = len(gradient)
+    cut = Cut.of(tokens, len(inputs[1]))
+
+    def of(inputs: Inputs, first: int, is_causal: bool) -> Inputs:
+        filled = inputs[0].shape[2]
+        sums = F.pad(log_sums, (first, filled - first - tokens))
+        of_result, result = (_heads(one, first, filled) for one in (gradient, out))
+        query, key, value = kernel.backward(of_result, inputs, result, sums, is_causal, scale)
+        return _rows(query), _rows(key), _rows(value)
+
+    of_query, *of_keys = of(_square(cut, *inputs), cut.overlap, True)
+    of_query = of_query[cut.overlap :][:tokens]
+    of_key, of_value = (one[: cut.overlap + tokens] for one in of_keys)
+    if cut.before:
+        every = of(_rectangle(cut, *inputs), 0, False)
+        of_query = of_query + every[0][:tokens]
+        of_key, of_value = torch.cat((every[1], of_key)), torch.cat((every[2], of_value))
+    return of_query, of_key, of_value
 
 
 def _square(cut: Cut, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Inputs:
@@ -212,11 +262,11 @@ def _rows(heads: torch.Tensor) -> torch.Tensor:
     return heads.squeeze(0).transpose(0, 1)
 
 
-def _merged(one: torch.Tensor, one_share: torch.Tensor, other: torch.Tensor, other_share: torch.Tensor) -> torch.Tensor:
-    """one, other: [t, heads, d]; shares: float32 [1, heads, t]."""
-    merged = torch.empty_like(one, memory_format=torch.contiguous_format)
+def _merge(
+    into: torch.Tensor, one: torch.Tensor, one_share: torch.Tensor, other: torch.Tensor, other_share: torch.Tensor
+) -> None:
+    """into, one, other: [t, heads, d]; shares: float32 [1, heads, t]."""
     shares = (share.squeeze(0).T.unsqueeze(-1) for share in (one_share, other_share))
-    columns = (merged, one, next(shares), other, next(shares))
-    for into, first, first_share, second, second_share in zip(*(c.split(_MERGED_ROWS) for c in columns), strict=True):
-        into.copy_((first * first_share).addcmul_(second, second_share))
-    return merged
+    columns = (into, one, next(shares), other, next(shares))
+    for to, first, first_share, second, second_share in zip(*(c.split(_MERGED_ROWS) for c in columns), strict=True):
+        to.copy_((first * first_share).addcmul_(second, second_share))

@@ -1,11 +1,13 @@
 """Attention of packs on a GPU: the kernel that was meant ran, and gives what float32 gives, forward and backward."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from actor.layers.causal_attention import LongShapes, Segments, causal_attention, plan_long_sequences
-from actor.layers.cudnn_attention import long_sequence
+from actor.layers.cudnn_attention import Part, long_parts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
 
@@ -65,8 +67,26 @@ def test_cudnn_gives_what_float32_gives(heads, tokens):
     queries, keys, channels = HEADS[heads]
     torch.manual_seed(0)
     inputs = [torch.randn(tokens, count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
-    found = long_sequence(*inputs, SCALE)
+    found = long_parts(*inputs, [Part(slice(0, tokens), slice(0, tokens))], [], SCALE)
     assert _relative(found, _attend([one.float() for one in inputs], (0, tokens), (0, tokens))) < 0.01
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_pack_keeps_its_inputs_and_its_result(pack, heads):
+    """And once more what short sequences give, where they lie beside long ones."""
+    ends, (queries, keys, channels) = PACKS[pack], HEADS[heads]
+    inputs = [torch.randn(ends[-1], count, channels, device="cuda").bfloat16() for count in (queries, keys, keys)]
+    leaves = [one.requires_grad_() for one in inputs]
+    _attend(leaves, ends, ends).sum().backward()  # kernels are planned and workspaces there
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = _attend(leaves, ends, ends)
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - before
+    short = sum(end - start for start, end in pairwise(ends) if end - start < 3000) if pack == "mixed" else 0
+    sums = 2 * ends[-1] * queries * 4
+    assert kept <= out.nbytes * (1 + short / ends[-1]) + sums + 2**22
 
 
 PIECES = {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plan_models import planned_parts, write_model
+from plan_models import LENGTHS, planned_parts, write_model
 from train_support import in_module_worker, run_processes
 
 from rlpipe.config.actor import ActorConfig
@@ -23,15 +23,18 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize("shares", [LENGTHS, (131, 125)], ids=["short", "long"])
 @pytest.mark.parametrize("granularity", ["none", "full"])
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity):
+def test_a_training_step_takes_what_was_planned(tmp_path, kind, granularity, shares):
     settings = {"dtype": "bfloat16", "max_tokens_per_gpu": 8192, "recompute": {"granularity": granularity}}
     path = write_model(tmp_path, kind, SIZES[kind])
     free, total = torch.cuda.mem_get_info()
     others = total - free  # this process among them, when tests before this one have computed in it
     actor = ActorConfig.model_validate(settings)
-    measured = run_processes(1, in_module_worker, "plan_workers", "measure_on_device", path, actor, method="spawn")[0]
+    measured = run_processes(
+        1, in_module_worker, "plan_workers", "measure_on_device", path, actor, shares, method="spawn"
+    )[0]
     planned = planned_parts(path, settings, GPU)
     context = planned.pop("CUDA and NCCL")
     assert planned["parameters"] + planned["gradients"] == pytest.approx(measured["state"], rel=TOLERANCE)

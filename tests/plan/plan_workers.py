@@ -39,9 +39,13 @@ def measure(rank: int, count: int, path: Path, small: Path, actor: ActorConfig) 
     return {"state": state, "peak": _status("VmHWM") - files - before, "kept": kept}
 
 
-def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> dict[str, int]:
+def measure_on_device(
+    rank: int, count: int, path: Path, actor: ActorConfig, shares: tuple[int, ...] = LENGTHS
+) -> dict[str, int]:
     """Bytes on the GPU: of parameters and gradients, the peak of a training step, and what CUDA holds beside torch's
     allocator.
+
+    shares: of a pack's sequences in its tokens.
 
     A first step compiles and tunes, which takes room of its own.
     """
@@ -49,10 +53,10 @@ def measure_on_device(rank: int, count: int, path: Path, actor: ActorConfig) -> 
     start_model_parallel(actor, seed=3)
     trainer = _trainer(path, actor)
     state = torch.cuda.memory_allocated()
-    _step(trainer)
+    _step(trainer, shares)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    _step(trainer)
+    _step(trainer, shares)
     free, total = torch.cuda.mem_get_info()
     beside = total - free - torch.cuda.memory_reserved()
     return {"state": state, "peak": torch.cuda.max_memory_allocated(), "beside": beside}
@@ -76,8 +80,9 @@ def _trainer(path: Path, actor: ActorConfig, keep_reference: bool = False) -> Tr
     return Trainer(TrainerOptions(path, None, keep_reference, actor, 10))
 
 
-def _step(trainer: Trainer) -> None:
-    assert trainer.train_step([_pack(trainer.options.actor.max_tokens_per_gpu)], AlgorithmConfig()).applied
+def _step(trainer: Trainer, shares: tuple[int, ...] = LENGTHS) -> None:
+    pack = _pack(trainer.options.actor.max_tokens_per_gpu, shares)
+    assert trainer.train_step([pack], AlgorithmConfig()).applied
 
 
 def _write_states(trainer: Trainer) -> None:
@@ -104,8 +109,8 @@ def _kept(trainer: Trainer) -> int:
     return sum(kept.values())
 
 
-def _pack(total: int) -> Pack:
-    lengths = [total * length // sum(LENGTHS) for length in LENGTHS]
+def _pack(total: int, shares: tuple[int, ...]) -> Pack:
+    lengths = [total * share // sum(shares) for share in shares]
     generator = np.random.default_rng(0)
     ones = np.ones(total, np.float32)
     return Pack(
@@ -147,7 +152,7 @@ def sent_in_a_forward_pass(rank: int, count: int, paths: list[Path], actor: Acto
     for path in paths:
         trainer = _trainer(path, actor)
         leave = listen(sent)
-        trainer.logprobs([_pack(actor.max_tokens_per_gpu * actor.parallel.context)], "policy")
+        trainer.logprobs([_pack(actor.max_tokens_per_gpu * actor.parallel.context, LENGTHS)], "policy")
         leave()
         found.append(sent.take())
     return found
