@@ -17,9 +17,12 @@ _SMALL_TOKENS = (768, 48)
 _TRITON_MULTIPLE = 16
 
 
-def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
+def shape_class_packs(limits: PackLimits, vocabulary: int, longest_tokens: int) -> list[Pack]:
     """Packs of one, two, three and many sequences; those of many have every length class, the largest pack first. Then
     come small packs of one sequence.
+
+    The largest pack is filled by sequences of `longest_tokens` as far as many sequences allow: what passes keep depends
+    on the kernels that long ones meet, and what this pack took is left free in every step (`actor/device_memory.py`).
 
     FlashQLA's block size follows from the number of sequences, and Triton has a variant of a kernel that takes the
     tokens of a pack for those that are a multiple of 16, unless it is told not to. Length classes are halves of the
@@ -28,7 +31,8 @@ def shape_class_packs(limits: PackLimits, vocabulary: int) -> list[Pack]:
     """
     generator = np.random.default_rng(0)
     lengths = _length_classes(limits)
-    shapes = [_equal(tokens, _MANY, limits) for tokens in lengths]
+    shapes = [_mostly_longest(longest_tokens, limits)]
+    shapes += [_equal(tokens, _MANY, limits) for tokens in lengths[1:]]
     shapes += [_equal(lengths[-1], count, limits) for count in _FEW]
     uneven = _uneven_tokens(lengths[-1], limits)
     if uneven and not any(_padded_tokens(shape, limits) % _TRITON_MULTIPLE for shape in shapes):
@@ -43,6 +47,19 @@ def _length_classes(limits: PackLimits) -> list[int]:
     while classes[-1] // 2 >= max(_LEAST_TOKENS, limits.pack_multiple):
         classes.append(classes[-1] // 2)
     return classes
+
+
+def _mostly_longest(longest_tokens: int, limits: PackLimits) -> list[int]:
+    """Lengths of a full pack of many sequences, as many as possible of the longest kind, the others equally short."""
+    equal, multiple = _equal(limits.capacity_tokens, _MANY, limits), limits.sequence_multiple
+    most = limits.capacity_tokens - max(equal[0], (_MANY - 1) * multiple)
+    length = min(longest_tokens, most) // multiple * multiple
+    if length <= equal[0]:
+        return equal
+    longest = [length] * min(most // length, _MANY - 1)
+    rest, others = limits.capacity_tokens - sum(longest), _MANY - len(longest)
+    short = [rest // others // multiple * multiple] * (others - 1)
+    return [*longest, *short, (rest - sum(short)) // multiple * multiple]
 
 
 def _equal(tokens: int, count: int, limits: PackLimits) -> list[int]:

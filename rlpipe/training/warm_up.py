@@ -21,9 +21,10 @@ def warm_up_actor(config: Config, actor: "ActorGroup", algorithm: AlgorithmConfi
     if config.jit.warm_up == "off":
         return
     vocabulary = describe_model(config.model.path).shape.vocab_size
-    training = [_with_reference(pack) for pack in shape_class_packs(PackLimits.training(config.actor), vocabulary)]
-    forward = shape_class_packs(PackLimits.forward_only(config.actor), vocabulary)
-    actor.warm_up(training, forward, algorithm)
+    longest = config.longest_pack_sequence_tokens
+    training = shape_class_packs(PackLimits.training(config.actor), vocabulary, longest)
+    forward = shape_class_packs(PackLimits.forward_only(config.actor), vocabulary, longest)
+    actor.warm_up([_with_reference(pack) for pack in training], forward, algorithm)
 
 
 def _with_reference(pack: Pack) -> Pack:

@@ -69,7 +69,8 @@ def warm_up_leaves_no_trace(rank: int, policy_path: Path, count: int) -> dict[st
     """Weights, optimizer state, metrics and random numbers after one step, with and without a warm-up before it; and
     the exchanges that the warm-up left for the step to begin, as group and operation."""
     limits = PackLimits(budget_tokens=64)
-    packs = [replace(pack, ref_logprobs=pack.rollout_logprobs) for pack in shape_class_packs(limits, VOCABULARY)]
+    shapes = shape_class_packs(limits, VOCABULARY, longest_tokens=64)
+    packs = [replace(pack, ref_logprobs=pack.rollout_logprobs) for pack in shapes]
     own = train_workers.split(train_workers.whole_batch(), [range(4), range(4, 8)])[rank]
     found: dict[str, Any] = {}
     for name in ("cold", "warm"):
