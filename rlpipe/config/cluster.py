@@ -108,13 +108,13 @@ class SpeedsConfig(Section):
     exchanges one by one, and each waits for the slowest rank. Fitted, with `exchange_share_of_link`, to recorded runs
     of two and four GPUs."""
 
-    decoding_share_of_bandwidth: float = Field(0.9, gt=0, le=1)
+    decoding_share_of_bandwidth: float = Field(0.97, gt=0, le=1)
     """Of the GPU's memory bandwidth, reading weights and states for a decoding step."""
 
     attention_share_of_bandwidth: float = Field(0.85, gt=0, le=1)
     """The same for keys and values, with FlashAttention-3."""
 
-    triton_attention_share_of_bandwidth: float = Field(0.4, gt=0, le=1)
+    triton_attention_share_of_bandwidth: float = Field(0.63, gt=0, le=1)
     """The same with SGLang's Triton kernels, which engines have where `rollout.engine.sglang` names them, and on a
     Hopper GPU where FlashAttention-3 is not installed."""
 
@@ -122,7 +122,13 @@ class SpeedsConfig(Section):
     """The same in a pass that verifies drafts, by Triton's kernel, which has few blocks and waits rather than reads. Of
     one profile; what FlashAttention-3 takes for it is not measured, and planned as the same."""
 
-    layer_step_seconds: float = Field(5e-5, ge=0)
+    attention_step_seconds: float = Field(3.5e-5, ge=0)
+    """Of the GPU for softmax attention in one layer of such a pass, however little it reads."""
+
+    drawing_memory_passes: float = Field(30, ge=0)
+    """Times that float32 logits are read or written until each request has its token and log-probability."""
+
+    layer_step_seconds: float = Field(4.7e-5, ge=0)
     """Of the GPU for one layer in a pass of an engine over few tokens, whose short kernels only follow one another."""
 
     decoding_step_seconds: float = Field(0.0018, ge=0)

@@ -12,6 +12,7 @@ from rlpipe.flops.layers import MixtureOfExperts
 from rlpipe.flops.peaks import peak_bf16_tflops
 
 _PARAMETER_BYTES = 2
+_LOGIT_BYTES = 4
 
 BREAK_EVEN_WITHIN = 1.6
 """How many times more tokens than were measured the model of drafts asks for at most, of recorded runs
@@ -78,15 +79,19 @@ def _host_seconds(cluster: ClusterConfig, work: EnginePass) -> float:
 
 
 def _gpu_seconds(model: Model, cluster: ClusterConfig, ranks: int, work: EnginePass) -> float:
-    """Attention reads keys and values; of all else the longest of reading, computing and starting kernels; and what
-    ranks exchange."""
+    """Attention reads keys and values, which begins anew in each layer; products read weights and compute, for which
+    tokens of a step are too many to hide one and too few to hide the other, and take no less than starting their
+    kernels; drawing tokens passes over the vocabulary; and ranks exchange."""
     speeds, bandwidth = cluster.speeds, cluster.node.gpu_memory_gigabytes_per_second * 1e9
     attention = _cache_bytes(model, ranks, work) / _attention_share(speeds, work) / bandwidth
+    attention += len(model.attention_layers) * speeds.attention_step_seconds
     reading = _weight_and_state_bytes(model, work) / ranks / speeds.decoding_share_of_bandwidth / bandwidth
     peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.products_share_of_peak
     computing = work.rows * model_flops(model.shape, [1], include_mtp=False).forward / ranks / peak
     starting = len(model.shape.layers) * speeds.layer_step_seconds
-    return attention + max(reading, computing, starting) + _exchange_seconds(model, cluster, ranks, work.rows)
+    drawing = speeds.drawing_memory_passes * work.rows * model.shape.vocab_size * _LOGIT_BYTES / bandwidth
+    products = max(reading + computing, starting)
+    return attention + products + drawing + _exchange_seconds(model, cluster, ranks, work.rows)
 
 
 def _attention_share(speeds: SpeedsConfig, work: EnginePass) -> float:

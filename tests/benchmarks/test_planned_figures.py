@@ -180,15 +180,18 @@ def test_seconds_are_planned_within_a_fifth_and_peaks_within_a_tenth(record, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "recipes", "left_out"),
+    ("name", "gpus", "recipes", "left_out"),
     [
-        ("recipes_9b.cuda", 1, ""),
-        # Of 128 requests at a time a step took 8.4 ms, where 5.9 are planned: why is not known.
-        ("recipes_4b.cuda", 1, "rollout s"),
-        ("recipes_0_6b.cuda", 2, ""),
+        ("recipes_9b.cuda", 1, 1, ()),
+        ("recipes_4b.cuda", 1, 1, ()),
+        ("recipes_0_6b.cuda", 1, 2, ()),
+        ("recipes_4b_2gpu.cuda2", 2, 2, ()),
+        # 128 requests of 1,024 tokens took each engine 7.5 s; 5.9 are planned, and Qwen3-0.6B, with as much attention,
+        # took 5.4. Why is not known.
+        ("recipes_1_7b_2gpu.cuda2", 2, 2, (("qwen3_1_7b_gsm8k_2gpu", "rollout s"),)),
     ],
 )
-def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, left_out, monkeypatch):
+def test_shipped_recipes_are_planned_within_a_fifth(name, gpus, recipes, left_out, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from shipped_recipes import PROMPT_SHARE
 
@@ -208,11 +211,11 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, recipes, left_out, mon
         ]
         config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml", settings)
         tokens = int(found["tokens of a response"][-1].replace(",", ""))
-        seconds = plan(config, planned_model(config), _host(recorded, "local_1x141gb"), tokens).seconds
+        seconds = plan(config, planned_model(config), _host(recorded, f"local_{gpus}x141gb"), tokens).seconds
         for row, phase in ((PASSES, "forward_backward"), ("rollout s", "rollout")):
             ratio = seconds[phase] / float(found[row][-1])
             print(recipe, row, f"{ratio:.2f}")
-            assert row == left_out or math.isclose(ratio, 1, abs_tol=WITHIN[" s"]), (recipe, row)
+            assert (recipe, row) in left_out or math.isclose(ratio, 1, abs_tol=WITHIN[" s"]), (recipe, row)
 
 
 def test_steps_of_narrow_and_wide_engines_are_planned_within_a_tenth(tmp_path, monkeypatch):

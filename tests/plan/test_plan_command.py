@@ -201,7 +201,7 @@ def test_rollouts_take_longer_with_attention_kernels_that_read_more_slowly():
         config = load_config(DENSE, [f"rollout.engine.sglang={json.dumps(named)}"])
         return plan(config, model, cluster).seconds["rollout"]
 
-    assert seconds(attention_backend="triton") > 1.3 * seconds()
+    assert seconds(attention_backend="triton") > 1.15 * seconds()
     assert seconds(attention_backend="fa3", decode_attention_backend="triton") == seconds(attention_backend="triton")
     assert seconds(prefill_attention_backend="triton") == seconds(attention_backend="flashinfer") == seconds()
 
@@ -338,8 +338,8 @@ def test_where_nothing_can_be_generated_no_seconds_are_given():
 
 def test_generation_beside_training_takes_the_longer_of_the_two():
     ahead = ["rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
-    slower = "rollout.engine.sglang={attention_backend: triton}"
-    for settings, is_rollout in ((ahead, False), ([*ahead, slower], True)):
+    shorter = "rollout.max_response_tokens=2048"
+    for settings, is_rollout in ((ahead, True), ([*ahead, shorter], False)):
         beside = _answer(DENSE, "local_8x80gb", *settings)
         rollout = beside["seconds"].pop("rollout")
         others = sum(beside["seconds"].values())

@@ -54,5 +54,5 @@ def test_attention_is_planned_with_the_kernels_that_are_installed(library, smi, 
     monkeypatch.syspath_prepend(str(tmp_path))
     speeds = load_cluster("local_8x141gb").speeds
     expected = speeds.attention_share_of_bandwidth if library else speeds.triton_attention_share_of_bandwidth
-    assert expected > 0.5 if library else expected < 0.5
+    assert expected > 0.8 if library else expected < 0.7
     assert present_cluster.present_cluster().speeds.attention_share_of_bandwidth == expected
