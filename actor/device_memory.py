@@ -6,7 +6,7 @@ host memory (frozen parameters, and the part of the optimizer that lives on the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Thread
 from typing import Any, TypeAlias
 
@@ -23,13 +23,30 @@ from actor.device import (
 )
 from actor.optimizer import Optimizer
 from actor.train_report import Resident
-from rlpipe.shared.errors import ActorError
+from rlpipe.config.actor import ActorConfig
+from rlpipe.shared.errors import ActorError, ResourceError
 
 Part: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 _LEVELS: tuple[Resident, ...] = ("nothing", "weights", "all")
 _RESERVE_BYTES = 4 * 2**30
 """Device memory that optimizer states leave alone beyond what was measured: fragments, and what libraries take."""
+
+
+@contextmanager
+def enough_device_memory(call: str, actor: ActorConfig, state_bytes: Callable[[], int]) -> Iterator[None]:
+    """Raises ResourceError where `call` finds no room. state_bytes: of the optimizer, on the device at that time."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        used, limit = reserved_memory_bytes() - unused_memory_bytes(), actor.optimizer.device_cache_gigabytes
+        raise ResourceError(
+            f"{call} ran out of device memory beside {used / 1e9:.1f} GB of the actor's tensors, "
+            f"{state_bytes() / 1e9:.1f} of them optimizer states: lower actor.max_tokens_per_gpu "
+            f"({actor.pack_tokens:,}) or actor.optimizer.device_cache_gigabytes "
+            f"({'as there is room' if limit is None else limit}), or set actor.recompute.granularity to full "
+            f"({str(error).splitlines()[0]})"
+        ) from error
 
 
 class DeviceMemory:

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from actor.device import (
     synchronize,
     unused_memory_bytes,
 )
+from actor.device_memory import enough_device_memory
 from actor.early_compilation import compile_gated_delta_net
 from actor.hf.adapter_weights import save_adapters
 from actor.hf.policy_folder import save_hf
@@ -150,20 +152,27 @@ class ActorWorker:
 
     def train(self, steps: Sequence[Sequence[PackFrame]], algorithm: AlgorithmConfig) -> RankTrainReport:
         self._checkpointer.poll()
-        with self._monitor.step(self._iteration, "train"):
+        with self._enough_memory("train"), self._monitor.step(self._iteration, "train"):
             report = self._trainer.train([[pack.laid_out() for pack in packs] for packs in steps], algorithm)
         self._memory.look()
         return report
 
     def warm_up(self, training: Sequence[Pack], forward_only: Sequence[Pack], algorithm: AlgorithmConfig) -> None:
         if self._config.jit.warms_up(torch.cuda.is_available()):
-            warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
+            with self._enough_memory("the warm-up"):
+                warm_up(self._trainer, training, forward_only, algorithm, self._config.longest_sequence_tokens)
         keep_what_lives()
 
     def logprobs(self, packs: Sequence[PackFrame], which: Which) -> list[NDArray[np.float32]]:
         part = "ref_logprob" if which == "reference" else "old_logprob"
-        with self._clock.part(part), self._monitor.step(self._iteration, part):
+        with self._enough_memory(part), self._clock.part(part), self._monitor.step(self._iteration, part):
             return self._trainer.logprobs([pack.laid_out() for pack in packs], which)
+
+    def _enough_memory(self, call: str) -> AbstractContextManager[None]:
+        def state_bytes() -> int:
+            return sum(adam.held_bytes for adam in self._trainer.optimizer.streamed)
+
+        return enough_device_memory(f"{call} on rank {self._rank}", self._config.actor, state_bytes)
 
     def set_reference(self) -> None:
         self._checkpointer.finish()

@@ -4,15 +4,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
 from tensor_bits import bits
 from train_workers import streamed_states, trainer
 
 from actor.checkpoint import Checkpointer
+from actor.device_memory import enough_device_memory
 from actor.hf.policy_folder import save_hf
 from actor.trainer import Trainer
-from rlpipe.shared.errors import ActorError
+from rlpipe.config.actor import ActorConfig
+from rlpipe.shared.errors import ActorError, ResourceError
 
 
 def all_cases(rank: int, count: int, cases: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -98,3 +101,11 @@ def _optimizer(policy: Trainer) -> list[torch.Tensor]:
         for state in part.optimizer.state.values()
         for value in state.values()
     ]
+
+
+def short_of_memory(rank: int, count: int) -> str:
+    """What is said where torch finds no room."""
+    actor = ActorConfig(max_tokens_per_gpu=16896)
+    with pytest.raises(ResourceError) as raised, enough_device_memory("train on rank 3", actor, lambda: 38_400_000_000):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 620.00 MiB.\nSee the documentation")
+    return str(raised.value)

@@ -77,3 +77,12 @@ def test_calls_that_need_what_was_freed_are_refused(policies, tmp_path):
     assert [name for name, error in found.items() if "only its weights" in error] == ["weights train"]
     assert "call ActorGroup.keep_resident('all') first" in found["weights train"]
     assert not found["all train"]
+
+
+def test_a_call_that_finds_no_room_says_what_takes_it_and_what_to_set():
+    (found,) = run_processes(1, in_module_worker, "device_memory_workers", "short_of_memory")
+    assert found == (
+        "train on rank 3 ran out of device memory beside 0.0 GB of the actor's tensors, 38.4 of them optimizer states: "
+        "lower actor.max_tokens_per_gpu (16,896) or actor.optimizer.device_cache_gigabytes (as there is room), or set "
+        "actor.recompute.granularity to full (CUDA out of memory. Tried to allocate 620.00 MiB.)"
+    )

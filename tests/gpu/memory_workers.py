@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tensor_bits import bits
 from train_workers import trainer, whole_batch
 
+from actor.device_memory import enough_device_memory
 from actor.trainer import Trainer
+from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.jit_monitor import JitMonitor
+from rlpipe.shared.errors import ResourceError
 
 SUPERVISED = AlgorithmConfig(loss="sft")
 
@@ -41,3 +45,10 @@ def free_and_return(rank: int, count: int, path: Path) -> dict[str, Any]:
 
 def _bits(policy: Trainer) -> list[torch.Tensor]:
     return [parameter.detach().to("cpu", copy=True) for chunk in policy.policy for parameter in chunk.parameters()]
+
+
+def short_of_memory(rank: int, count: int) -> str:
+    """What is said where the device has no room."""
+    with pytest.raises(ResourceError) as raised, enough_device_memory("train", ActorConfig(), lambda: 0):
+        torch.empty(2**44, device="cuda")
+    return str(raised.value)

@@ -33,3 +33,8 @@ def test_weights_come_back_bit_by_bit_and_train_on(answer):
     for before, after in (answer["weights"], answer["logprobs"]):
         assert before == after
     assert answer["applied"]
+
+
+def test_a_device_without_room_is_told_as_such():
+    (said,) = run_processes(1, in_module_worker, "memory_workers", "short_of_memory")
+    assert "train ran out of device memory" in said and "Tried to allocate" in said
