@@ -34,7 +34,9 @@ class PackedAttention(SelfAttention):
         assert packed_seq_params is not None and rotary_pos_emb is not None
         gated = self.config.attention_output_gate
         query, key, value, *gate = self.get_query_key_value_tensors(hidden_states, output_gate=gated)
-        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        # Values are rows of the projection that queries and keys come from, which would stay for the backward pass as a
+        # whole; of queries and keys their norms have copies.
+        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1).contiguous()
         query, key = rotate(query, rotary_pos_emb), rotate(key, rotary_pos_emb)
         if self.checkpoint_core_attention and self.training:
             context = self._recomputed_attention(query, key, value, packed_seq_params)
