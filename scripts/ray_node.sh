@@ -41,9 +41,9 @@ wait_for_head() {
 
 # shellcheck disable=SC2329  # called by traps
 finish() {
-  trap - EXIT
   # Told again while it copies, it would leave the logs behind; so would cp, which takes this over.
   trap '' TERM INT
+  trap - EXIT
   if [ -n "$raylet" ]; then
     kill -TERM "$raylet" 2>/dev/null || true
     wait "$raylet" || true
@@ -95,7 +95,8 @@ else
 fi
 raylet=
 trap finish EXIT
-trap 'exit 143' TERM INT
+# Deaf before `finish` begins: an exit in the middle of it would be the end.
+trap "trap '' TERM INT; exit 143" TERM INT
 # On a busy host a raylet may take longer to start than the 30 seconds that Ray gives it.
 for attempt in 1 2 3; do
   began=$SECONDS
@@ -110,4 +111,5 @@ for attempt in 1 2 3; do
   echo "ray_node: ray ended with exit code $code, attempt $attempt of 3" >&2
   keep_logs "$address/attempt-$attempt"
 done
+trap '' TERM INT
 exit "$code"
