@@ -1,5 +1,6 @@
 """How packs are divided among attention kernels; what these compute is tested where they run (tests/gpu)."""
 
+from functools import cache
 from itertools import pairwise
 
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_every_long_sequence_meets_a_length_that_was_planned(tokens):
 @given(st.integers(12_000, 70_000), st.sampled_from([(2, 0), (2, 1), (4, 2)]))
 def test_every_long_piece_meets_shapes_that_were_planned(sequence_tokens, group):
     size, rank = group
-    shapes, piece = LongShapes.of(70_000, size, rank), sequence_tokens // (2 * size)
+    shapes, piece = _planned(size, rank), sequence_tokens // (2 * size)
     if piece < 3000:
         return
     for earlier in (rank, 2 * size - 1 - rank):
@@ -56,6 +57,11 @@ def test_every_long_piece_meets_shapes_that_were_planned(sequence_tokens, group)
         assert cut.before + cut.overlap == earlier * piece and 4 * cut.overlap <= earlier * piece
         assert rounded_length(piece + cut.overlap) in shapes.squares
         assert not cut.before or (rounded_length(piece), cut.before) in shapes.rectangles
+
+
+@cache
+def _planned(size: int, rank: int) -> LongShapes:
+    return LongShapes.of(70_000, size, rank)
 
 
 def test_pieces_have_few_shapes():
