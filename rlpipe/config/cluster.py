@@ -122,14 +122,14 @@ class SpeedsConfig(Section):
     """The same in a pass that verifies drafts, by Triton's kernel, which has few blocks and waits rather than reads. Of
     one profile; what FlashAttention-3 takes for it is not measured, and planned as the same."""
 
-    attention_step_seconds: float = Field(3.5e-5, ge=0)
-    """Of the GPU for softmax attention in one layer of such a pass, however little it reads."""
-
-    drawing_memory_passes: float = Field(30, ge=0)
-    """Times that float32 logits are read or written until each request has its token and log-probability."""
-
     layer_step_seconds: float = Field(4.7e-5, ge=0)
     """Of the GPU for one layer in a pass of an engine over few tokens, whose short kernels only follow one another."""
+
+    attention_step_seconds: float = Field(3.5e-5, ge=0)
+    """The same for softmax attention alone, beside that and however little it reads."""
+
+    drawing_memory_passes: float = Field(30, ge=0)
+    """Of the GPU: how often float32 logits are read or written until each request has its token and log-probability."""
 
     decoding_step_seconds: float = Field(0.0018, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""
