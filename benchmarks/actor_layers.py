@@ -177,7 +177,7 @@ def _report(lengths: tuple[int, ...], measured: Measured, tera_flops: float, cei
     name, speed = f"{len(lengths)}x{lengths[0]}", tera_flops / measured.seconds
     print(
         f"{name:>10}{measured.first_seconds:10.1f}{measured.seconds * 1e3:10.1f}{speed:10.2f}{speed / ceiling:12.1%}"
-        f"{sum(lengths) / measured.seconds:12,.0f}{measured.peak_bytes / 2**30:10.1f}",
+        f"{sum(lengths) / measured.seconds:12,.0f}{measured.peak_bytes / 1e9:10.1f}",
         flush=True,
     )
 

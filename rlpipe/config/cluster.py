@@ -89,7 +89,7 @@ class SpeedsConfig(Section):
     pack_overhead_tokens: int = Field(1000, ge=0)
     """What else a pack costs its layers, in tokens: a pack of that size takes twice as long."""
 
-    adapter_memory_passes: float = Field(10, ge=0)
+    adapter_memory_passes: float = Field(7, ge=0)
     """How often a training step reads or writes the inputs and outputs of adapted projections for their adapters, whose
     products are narrow: of the GPU's memory bandwidth, beside the layers."""
 

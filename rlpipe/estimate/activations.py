@@ -124,7 +124,7 @@ def _mixer_elements(mixer: Mixer, passes: Passes) -> int:
         return mixer.heads * (4 * mixer.query_head_dim + 3 * mixer.value_head_dim)
     query, key_value = mixer.heads * mixer.head_dim, mixer.key_value_heads * mixer.head_dim
     gate = 2 * query if mixer.output_gate else 0
-    return gate + (4 * query + 3 * key_value if passes.fused else 8 * query + 5 * key_value)
+    return gate + (3 * query + 3 * key_value if passes.fused else 8 * query + 5 * key_value)
 
 
 def _gdn_elements(mixer: GatedDeltaNet, fused: bool, trained: bool) -> int:

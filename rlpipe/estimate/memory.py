@@ -120,12 +120,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine's memory allows. `states`: slots for recurrent states, None without such layers. Without parts
-    there is no engine: a supervised run."""
+    """What an engine's memory allows. Without parts there is no engine: a supervised run.
+
+    states: slots for recurrent states, None without such layers. most_requests: that may run at a time; as many as
+    `concurrency` of them have room until each has its longest.
+    """
 
     parts: Mapping[str, int]
     kv_tokens: int
     states: int | None
+    most_requests: int
     concurrency: int
 
 
@@ -352,7 +356,7 @@ def _state_bytes(config: Config) -> int:
 
 def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
     if config.sft:
-        return Engine({}, 0, None, 0)
+        return Engine({}, 0, None, 0, 0)
     engine = config.rollout.engine
     weights = _engine_bytes(engine, model.parameters, model.shape)
     drafting = 0
@@ -370,9 +374,9 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         needed = needed_pools(model.shape, engine, model.architecture, requests + 1, longest, config.reuses_prefixes)
         pools = pools_within(needed, room)
         workspace = {ENGINE_STAYS: _ENGINE_WORKSPACE}
-    running = min(requests, pools.kv_tokens // longest)
     if pools.states is not None and cluster.gpus:
-        running = min(running, pools.states // states_per_request(engine, model.architecture, config.reuses_prefixes))
+        slots = states_per_request(engine, model.architecture, config.reuses_prefixes)
+        requests = min(requests, pools.states // slots)
     parts = {
         "parameters": weights,
         "prediction layer": drafting,
@@ -381,7 +385,7 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         "states of drafts": pools.verified_bytes,
         **workspace,
     }
-    return Engine(_present(parts), pools.kv_tokens, pools.states, running)
+    return Engine(_present(parts), pools.kv_tokens, pools.states, requests, min(requests, pools.kv_tokens // longest))
 
 
 def _engine_bytes(engine: EngineConfig, parameters: int, shape: ModelShape) -> int:

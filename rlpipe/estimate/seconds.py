@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
+from rlpipe.estimate.decoding_rounds import decoding_rounds
 from rlpipe.estimate.exchanges import exchange_seconds
 from rlpipe.estimate.memory import (
     ENGINE_STAYS,
@@ -302,15 +303,28 @@ def _feed_forward_widths(part: FeedForward) -> int:
 
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:
-    """Prompts come first, then steps of all that run at a time."""
+    """Prompts come first, then steps of all that run at a time; requests that lose their places in between begin again
+    with what they had."""
     engines, engine = config.rollout.engines, config.rollout.engine
-    running = max(1, min(memory.engine.concurrency, -(-lengths.samples // engines)))
-    work = EnginePass.of(engine, running, lengths.mean_context_tokens)
-    step = pass_seconds(model, cluster, engine.tensor_parallel, work)
+    running = min(memory.engine.most_requests, -(-lengths.samples // engines))
     waves = -(-lengths.samples // (engines * running))
-    prompts = _forward_work(model, lengths.prompt_tokens, lengths.samples)
-    prefill = _device_seconds(prompts, config, model, cluster) / (engines * engine.tensor_parallel)
-    return prefill + waves * lengths.response_tokens * step
+    prompts = _prefill_seconds(config, model, cluster, lengths.prompt_tokens, lengths.samples) / engines
+    again = decoding = 0.0
+    for number, part in enumerate(
+        decoding_rounds(running, lengths.prompt_tokens, lengths.response_tokens, memory.engine.kv_tokens)
+    ):
+        if number:
+            again += _prefill_seconds(config, model, cluster, round(part.context_tokens), part.requests)
+        for stretch in part.stretches:
+            work = EnginePass.of(engine, stretch.requests, stretch.context_tokens)
+            decoding += stretch.steps * pass_seconds(model, cluster, engine.tensor_parallel, work)
+    return prompts + waves * (again + decoding)
+
+
+def _prefill_seconds(config: Config, model: Model, cluster: ClusterConfig, tokens: int, sequences: int) -> float:
+    """Of one engine."""
+    work = _forward_work(model, tokens, sequences)
+    return _device_seconds(work, config, model, cluster) / config.rollout.engine.tensor_parallel
 
 
 def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> float:

@@ -132,6 +132,17 @@ def test_recurrent_states_cap_the_requests(overrides, slots):
     assert engine.concurrency == min(128, engine.states // slots, engine.kv_tokens // config.longest_sequence_tokens)
 
 
+def test_requests_begin_although_not_all_have_room_until_their_ends():
+    one_gpu = str(PROJECT / "configs/recipes/qwen3_4b_dapo.yaml"), "--cluster", "local_1x141gb"
+    has_room, together = json.loads(_run(*one_gpu, "--json"))["engine"]["concurrent_requests"], 128
+    said = f"{together} requests begin together, {has_room} of 8,448 tokens have room"
+    assert has_room < together and said in _run(*one_gpu)
+    fewer = f"rollout.engine.max_running_requests={has_room}"
+    assert "begin together" not in _run(*one_gpu, fewer)
+    seconds, waiting = (json.loads(_run(*one_gpu, *more, "--json"))["seconds"]["rollout"] for more in ([], [fewer]))
+    assert seconds < 0.8 * waiting
+
+
 @pytest.mark.parametrize(
     ("more", "part", "grows"),
     [

@@ -157,12 +157,12 @@ def _memory_lines(planned: Plan) -> list[str]:
     engine = planned.memory.engine
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
     longest = planned.config.longest_sequence_tokens
-    lines += [
-        "",
-        f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; "
-        f"{engine.concurrency:,} requests of {longest:,} tokens run at the same time",
-    ]
-    return lines
+    together = f"{engine.concurrency:,} requests of {longest:,} tokens run at the same time"
+    if engine.most_requests > engine.concurrency:
+        together = (
+            f"{engine.most_requests:,} requests begin together, {engine.concurrency:,} of {longest:,} tokens have room"
+        )
+    return [*lines, "", f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; {together}"]
 
 
 def _second_lines(planned: Plan, response_tokens: int) -> list[str]:
