@@ -15,12 +15,12 @@ import torch
 from actor.device import (
     free_memory_bytes,
     has_own_memory,
-    host_buffer_like,
     release_cached_memory,
     reserved_memory_bytes,
     synchronize_compute,
     unused_memory_bytes,
 )
+from actor.host_memory import HostCopies
 from actor.optimizer import Optimizer
 from actor.train_report import Resident
 from rlpipe.config.actor import ActorConfig
@@ -65,6 +65,7 @@ class DeviceMemory:
         """What forward and backward passes take beyond weights and gradients; None until that was measured."""
         self._gradients = _Storages()
         self._weights = _Storages()
+        self._host = HostCopies()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._masters: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.resident: Resident = "all"
@@ -171,7 +172,7 @@ class DeviceMemory:
     def _free_weights(self, optimizer: Optimizer) -> None:
         self._masters, alone = _trained_shards(optimizer)
         alone += [p for chunk in self._chunks for p in chunk.parameters() if not p.requires_grad]
-        self._copies = [(tensor, host_buffer_like(tensor)) for tensor in alone]
+        self._copies = list(zip(alone, self._host.like(alone), strict=True))
         with torch.no_grad():
             for tensor, copy in self._copies:
                 copy.copy_(tensor, non_blocking=True)
@@ -188,6 +189,7 @@ class DeviceMemory:
                 adam.restore_parameters()
             synchronize_compute()
         self._copies, self._masters = [], []
+        self._host.give_back()
         with self._part("onload_gather_weights"):
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)  # type: ignore[operator]

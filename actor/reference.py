@@ -6,8 +6,9 @@ from typing import Self
 
 import torch
 
-from actor.device import host_buffer_like, synchronize
+from actor.device import synchronize
 from actor.hf.adapter_modules import adapters
+from actor.host_memory import host_tensors_like
 
 
 class ReferenceWeights:
@@ -15,8 +16,8 @@ class ReferenceWeights:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
-        self.weights = [host_buffer_like(parameter) for parameter in self.parameters]
-        self._policy = [host_buffer_like(parameter) for parameter in self.parameters]
+        self.weights = host_tensors_like(self.parameters)
+        self._policy = host_tensors_like(self.parameters)
         self.take_policy()
 
     @classmethod

@@ -169,12 +169,8 @@ def plan_memory(config: Config, model: Model, cluster: ClusterConfig) -> Memory:
         actor |= {"optimizer": int(device), "update beyond passes": update, "CUDA and NCCL": _context_bytes(config)}
     else:
         actor |= {"optimizer": int(optimizer)}
-    return Memory(
-        actor={name: size for name, size in actor.items() if size},
-        engine=_engine(config, model, cluster),
-        host=_host_parts(config, model, cluster, int(host), actor),
-        disk=_disk_parts(config, model),
-    )
+    memory = Memory(_present(actor), _engine(config, model, cluster), {}, _disk_parts(config, model))
+    return replace(memory, host=_host_parts(config, model, cluster, int(host), memory))
 
 
 def build_bytes(config: Config, model: Model) -> int:
@@ -255,8 +251,18 @@ def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) 
     total = cluster.node.gpu_memory_gigabytes * 1e9
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return total - sum(memory.actor.values())
-    spare = max(0.0, total - sum(memory.engine.parts.values()))
+    spare = max(0.0, total - _held_by_engines(config, cluster, memory.engine))
     return max(0.0, USED_SHARE_OF_SPARE * spare - BESIDE_TORCH_BYTES - memory.actor.get("weight sync", 0))
+
+
+def _held_by_engines(config: Config, cluster: ClusterConfig, engine: Engine) -> float:
+    """Of a GPU. Where pools do not hold what its requests can need, SGLang fills its share, which is planned with
+    something to spare."""
+    planned = sum(engine.parts.values())
+    if engine.concurrency == engine.most_requests:
+        return planned
+    share = config.rollout.engine.memory_share * cluster.node.gpu_memory_gigabytes * 1e9
+    return max(planned, share + engine.parts.get(ENGINE_STAYS, 0))
 
 
 def offloaded_bytes(config: Config, model: Model, cluster: ClusterConfig) -> float:
@@ -394,32 +400,43 @@ def _engine_bytes(engine: EngineConfig, parameters: int, shape: ModelShape) -> i
     return int((parameters * _BYTES[engine.dtype] - saved) / engine.tensor_parallel)
 
 
-def _host_parts(
-    config: Config, model: Model, cluster: ClusterConfig, offloaded: int, actor: Mapping[str, int]
-) -> dict[str, int]:
+def _host_parts(config: Config, model: Model, cluster: ClusterConfig, offloaded: int, memory: Memory) -> dict[str, int]:
     """Of the fullest node: actor processes fill nodes one after the other."""
     processes, engines = config.actor.processes, config.rollout.engines * config.rollout.engine.tensor_parallel
     engines = 0 if config.sft else engines
     if cluster.gpus:
         here = min(processes, cluster.node.gpus)
         engines_here = min(engines, cluster.node.gpus if config.ray.colocate else cluster.node.gpus - here)
-        parts = {"optimizer": here * offloaded}
+        leaving = _copied_to_host_bytes(config, model, cluster, memory)
+        parts = {"optimizer": here * offloaded, "weights while engines work": here * leaving}
     else:
         here, engines_here = processes, engines
         parts = {
-            "actor": here * sum(actor.values()),
-            "engines": engines_here * sum(_engine(config, model, cluster).parts.values()),
+            "actor": here * sum(memory.actor.values()),
+            "engines": engines_here * sum(memory.engine.parts.values()),
         }
     if _keeps_reference(config):
         own = model.trained_in_stage(config.actor.parallel.pipeline).on_rank(config.actor.parallel)
-        parts["reference policy"] = here * own * _BYTES[config.actor.dtype]
+        copies = 2  # its own, and the policy's while it is in their place
+        parts["reference policy"] = copies * here * own * _BYTES[config.actor.dtype]
     saved = model.parameters if config.actor.lora is None else model.trained
     parts |= {
-        "weights being saved": min(saved * _BYTES[config.actor.dtype], here * actor["parameters"]),
+        "weights being saved": min(saved * _BYTES[config.actor.dtype], here * memory.actor["parameters"]),
         "object store": config.ray.object_store_bytes,
         "processes": here * _ACTOR_PROCESS + engines_here * _ENGINE_PROCESS + _DRIVER,
     }
     return _present(parts)
+
+
+def _copied_to_host_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
+    """Of a rank, what has no master in host memory and makes room for engines: frozen weights, and what of the
+    optimizer lives on the device. Counted also where they would only just stay."""
+    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
+        return 0
+    if _weight_bytes(memory) * _PLANNED_WITHIN <= room_beside_engines(config, cluster, memory):
+        return 0
+    frozen = 0 if model.adapters is None else memory.actor["parameters"]
+    return frozen + memory.actor.get("optimizer", 0)
 
 
 def checkpoint_bytes(config: Config, model: Model) -> int:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from actor import host_memory
-from actor.host_memory import HostMemory, zero_in_parallel
+from actor.host_memory import HostCopies, HostMemory, host_tensors_like, zero_in_parallel
+from rlpipe.shared.errors import ResourceError
 
 MEGABYTE = 2**20
 PAGE = 2 * MEGABYTE
@@ -115,3 +116,58 @@ def test_threads_leave_nothing_of_a_host_tensor_out(elements):
     tensor = torch.ones(elements)
     zero_in_parallel(tensor)
     assert not tensor.any()
+
+
+KINDS = [
+    ((3, 5), torch.bfloat16),
+    ((), torch.float32),
+    ((7,), torch.uint8),
+    ((0, 4), torch.float64),
+    ((2, 3), torch.int64),
+]
+
+
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_tensors_like_others_lie_in_one_piece_and_do_not_overlap(request, on_a_gpu):
+    locked = request.getfixturevalue("locked") if on_a_gpu else {}
+    there = [torch.full(shape, number + 1, dtype=dtype) for number, (shape, dtype) in enumerate(KINDS)]
+    there.append(torch.arange(12.0).view(3, 4).t())  # rows that do not lie one behind the other
+    copies = host_tensors_like(there)
+    for copy, tensor in zip(copies, there, strict=True):
+        copy.copy_(tensor)
+    for copy, tensor in zip(copies, there, strict=True):
+        assert copy.dtype is tensor.dtype and torch.equal(copy, tensor)
+    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1 and len(locked) == on_a_gpu
+
+
+def test_locked_copies_are_made_once_and_again_where_others_are_wanted(locked):
+    memory, tensors = HostCopies(), [torch.ones(1000), torch.ones(5, dtype=torch.bfloat16)]
+    first = memory.like(tensors)
+    memory.give_back()
+    assert memory.like(tensors) is first and len(locked) == 1
+    del first
+    (other,) = memory.like(tensors[:1])
+    gc.collect()
+    assert list(locked) == [other.data_ptr()]
+
+
+def test_copies_that_are_not_locked_are_given_back():
+    memory = HostCopies()
+    before = _resident()
+    (copy,) = memory.like([torch.ones(100 * MEGABYTE, dtype=torch.uint8)])
+    copy.fill_(1)
+    del copy
+    memory.give_back()
+    assert _resident() - before < 50 * MEGABYTE
+
+
+def test_a_host_without_room_for_copies_says_what_helps(locked, monkeypatch):
+    class Full:
+        cudaHostUnregister = staticmethod(locked.pop)
+        cudaHostRegister = staticmethod(lambda address, size, flags: 2)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Full)
+    with pytest.raises(ResourceError, match=r"copies of the actor's weights \(CUDA error 2\): take more processes"):
+        host_tensors_like([torch.ones(10)])
+    with pytest.raises(ResourceError, match=r"optimizer states \(CUDA error 2\): lower actor.optimizer.cpu_offload"):
+        HostMemory().zeros(10, torch.float32)

@@ -132,6 +132,26 @@ def test_recurrent_states_cap_the_requests(overrides, slots):
     assert engine.concurrency == min(128, engine.states // slots, engine.kv_tokens // config.longest_sequence_tokens)
 
 
+def _host_bytes(recipe: str, *settings: str) -> dict[str, int]:
+    path = str(PROJECT / f"configs/recipes/{recipe}.yaml")
+    needs = json.loads(_run(path, *settings, "--cluster", "local_1x141gb", "--json"))["memory"]
+    return next(need["bytes"] for need in needs if need["name"] == "host memory of a node")
+
+
+def test_frozen_weights_that_make_room_for_engines_lie_in_host_memory():
+    leaving = "weights while engines work"
+    weights, trained = 8.19e9 * 2, 87_293_952
+    assert _host_bytes("qwen3_8b_lora")[leaving] == pytest.approx(weights + trained * 12, rel=0.01)
+    assert leaving not in _host_bytes("qwen3_8b_lora", "rollout.engine.memory_fraction=0.5")
+    assert leaving not in _host_bytes("qwen3_4b_dapo")  # its masters are there anyway
+
+
+def test_a_reference_takes_its_own_place_in_host_memory_and_the_policy_s():
+    parameters = model_parameters(load_model("Qwen3-0.6B").shape, tied=True).total
+    assert "reference policy" not in _host_bytes("qwen3_0_6b_dapo")
+    assert _host_bytes("qwen3_0_6b_dapo", "algorithm.kl.coefficient=0.001")["reference policy"] == 2 * 2 * parameters
+
+
 def test_requests_begin_although_not_all_have_room_until_their_ends():
     one_gpu = str(PROJECT / "configs/recipes/qwen3_4b_dapo.yaml"), "--cluster", "local_1x141gb"
     has_room, together = json.loads(_run(*one_gpu, "--json"))["engine"]["concurrent_requests"], 128
