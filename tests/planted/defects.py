@@ -684,6 +684,20 @@ _MEASUREMENT = [
         "rollout/test_warm_up_waves.py::test_decoding_meets_every_pair_of_a_batch_and_the_graph_it_takes",
     ),
     Defect(
+        "the plan forgets requests that lose their places while they decode",
+        "rlpipe/estimate/decoding_rounds.py",
+        "        requests, prompt_tokens, response_tokens = lost, prompt_tokens",
+        "        requests, prompt_tokens, response_tokens = 0, prompt_tokens",
+        "plan/test_decoding_rounds.py::test_every_token_is_decoded_once",
+    ),
+    Defect(
+        "host copies of what leaves the device overlap",
+        "actor/host_memory.py",
+        "        memory[begin : begin + one.nbytes].view(one.dtype)",
+        "        memory[begin // 2 // 64 * 64 :][: one.nbytes].view(one.dtype)",
+        "actor/test_host_memory.py::test_tensors_like_others_lie_in_one_piece_and_do_not_overlap",
+    ),
+    Defect(
         "secrets stand in messages",
         "rlpipe/shared/secret_text.py",
         "            text = text.replace(value, HIDDEN)",
