@@ -15,10 +15,10 @@ import torch.nn.attention
 import torch.nn.functional as F
 
 from actor.layers.cudnn_attention import CuDnn, Cut, Inputs, Part, long_parts, rounded_length
+from rlpipe.estimate.gpu_generations import LONG_SEQUENCE_TOKENS
 from rlpipe.jit_monitor import host_integer, refuse_recompiling_flash_attention
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
-_LONG_TOKENS = 3000  # from about here on cuDNN is faster
 _CUDNN_CAPABILITY = (9, 0)  # measured on Hopper only; older GPUs keep FlashAttention 2
 _CUDNN_CHANNELS = (64, 128, 256)
 """Widths of heads at which tests/gpu/test_attention_gpu.py compares it with float32: cuDNN has an open report of
@@ -61,7 +61,7 @@ def causal_attention(
     query: [t, heads, d]; key, value: [s, kv_heads, d], heads a multiple of kv_heads; returns [t, heads, d].
     """
     if query.is_cuda and query.dtype in _FLASH_DTYPES:
-        if queries.longest >= _LONG_TOKENS and _cudnn_runs(query, key, value):
+        if queries.longest >= LONG_SEQUENCE_TOKENS and _cudnn_runs(query, key, value):
             return _long_ones_apart(query, key, value, queries, keys, scale)
         return packed_flash(query, key, value, queries, keys, scale)
     if queries.ends == keys.ends:
@@ -75,7 +75,7 @@ def _cudnn_runs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
     """Whether torch would let cuDNN attend to a sequence of these heads; it refuses under deterministic algorithms."""
     if query.shape[-1] not in _CUDNN_CHANNELS or torch.cuda.get_device_capability(query.device) < _CUDNN_CAPABILITY:
         return False
-    q, k, v = (x[:_LONG_TOKENS].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    q, k, v = (x[:LONG_SEQUENCE_TOKENS].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
     return torch.backends.cuda.can_use_cudnn_attention(parameters)
 
@@ -86,7 +86,9 @@ def _long_ones_apart(
     runs = segment_runs(queries.ends)
     rows, seen = ([slice(one.ends[first], one.ends[last]) for first, last in runs] for one in (queries, keys))
     own, sees = ([run.stop - run.start for run in of] for of in (rows, seen))
-    long = [last - first == 1 and tokens >= _LONG_TOKENS for (first, last), tokens in zip(runs, own, strict=True)]
+    long = [
+        last - first == 1 and tokens >= LONG_SEQUENCE_TOKENS for (first, last), tokens in zip(runs, own, strict=True)
+    ]
     parts = [Part(rows[run], seen[run]) for run, is_long in enumerate(long) if is_long]
     short = [run for run, is_long in enumerate(long) if not is_long and own[run]]
     if not short:
@@ -102,7 +104,9 @@ def _long_ones_apart(
 
 def segment_runs(ends: tuple[int, ...]) -> list[tuple[int, int]]:
     """(first segment, one after the last) of each long segment, and of each stretch of short ones between them."""
-    kinds = [segment if end - start >= _LONG_TOKENS else -1 for segment, (start, end) in enumerate(pairwise(ends))]
+    kinds = [
+        segment if end - start >= LONG_SEQUENCE_TOKENS else -1 for segment, (start, end) in enumerate(pairwise(ends))
+    ]
     runs, first = [], 0
     for _, members in groupby(kinds):
         runs.append((first, first + len(list(members))))
@@ -112,10 +116,10 @@ def segment_runs(ends: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def long_lengths(longest_tokens: int) -> list[int]:
     """Every length, filling included, at which cuDNN meets sequences of at most `longest_tokens`."""
-    lengths = [rounded_length(_LONG_TOKENS)]
+    lengths = [rounded_length(LONG_SEQUENCE_TOKENS)]
     while lengths[-1] < longest_tokens:
         lengths.append(rounded_length(lengths[-1] + 1))
-    return lengths if longest_tokens >= _LONG_TOKENS else []
+    return lengths if longest_tokens >= LONG_SEQUENCE_TOKENS else []
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class LongShapes:
         if context_parallel == 1:
             return cls(tuple(long_lengths(longest_tokens)))
         squares, rectangles = set(), set()
-        for tokens in range(_LONG_TOKENS, -(-longest_tokens // (2 * context_parallel)) + 1):
+        for tokens in range(LONG_SEQUENCE_TOKENS, -(-longest_tokens // (2 * context_parallel)) + 1):
             for earlier in (rank, 2 * context_parallel - 1 - rank):
                 cut = Cut.of(tokens, (earlier + 1) * tokens)
                 squares.add(rounded_length(cut.overlap + tokens))

@@ -28,6 +28,9 @@ class Generation:
     fp8: bool
 
 
+LONG_SEQUENCE_TOKENS = 3000
+"""From about which on cuDNN's attention is faster than FlashAttention 2 (benchmarks/attention.py)."""
+
 _FA3 = "fa3"
 _FLASH = "FlashAttention 2"
 _LONG = "FlashAttention 2, cuDNN for long sequences of heads of 64, 128 or 256"

@@ -9,6 +9,7 @@ from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
 from rlpipe.estimate.decoding_rounds import decoding_rounds
 from rlpipe.estimate.exchanges import exchange_seconds
+from rlpipe.estimate.gpu_generations import LONG_SEQUENCE_TOKENS
 from rlpipe.estimate.memory import (
     ENGINE_STAYS,
     Memory,
@@ -35,7 +36,6 @@ from rlpipe.flops.peaks import peak_bf16_tflops
 _ADAM_BYTES = 34  # read and written for each parameter: gradient, master, moments, bf16 copy
 _MASTER_BYTES = 4
 _PARAMETER_BYTES = 2
-_LONG_SEQUENCE_TOKENS = 3000  # from which on the actor's attention is cuDNN's (actor/layers/causal_attention.py)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _device_seconds(work: Work, config: Config, model: Model, cluster: ClusterCo
     speeds, pack = cluster.speeds, config.actor.pack_tokens
     if not cluster.gpus:
         return work.total / (speeds.cpu_tflops * 1e12)
-    is_short = work.sequence_tokens < _LONG_SEQUENCE_TOKENS
+    is_short = work.sequence_tokens < LONG_SEQUENCE_TOKENS
     attention = work.attention / (speeds.short_attention_share_of_peak if is_short else speeds.attention_share_of_peak)
     layers = work.products / speeds.products_share_of_peak + work.experts / speeds.experts_share_of_peak
     layers += work.delta_rule / speeds.delta_rule_share_of_peak + attention
