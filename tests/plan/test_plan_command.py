@@ -27,6 +27,11 @@ RECIPES = sorted((PROJECT / "configs/recipes").glob("qwen*.yaml"))
 SEED = PROJECT / "configs/recipes/qwen3_5_35b_a3b_dapo.yaml"
 NARROW = ["rollout.engines=8", "rollout.engine.tensor_parallel=1"]
 DENSE = PROJECT / "configs/recipes/qwen3_8b_dapo.yaml"
+HALVES = [
+    *("ray.colocate=false", "rollout.engine.tensor_parallel=1", "rollout.engine.memory_fraction=0.8"),
+    *("actor.processes=4", "actor.parallel={tensor: 2, sequence: true, context: 2}"),
+    *("actor.max_tokens_per_gpu=8448", "actor.recompute.granularity=full"),
+]
 HYBRID_ONE, DENSE_ONE = (PROJECT / f"configs/recipes/{name}_dapo.yaml" for name in ("qwen3_5_9b", "qwen3_0_6b"))
 SHORT_ONE = PROJECT / "configs/recipes/qwen3_0_6b_gsm8k.yaml"
 TOTAL = {"Qwen3-8B": 8.19e9, "Qwen3-30B-A3B": 30.5e9, "Qwen3.5-35B-A3B": 34.7e9}
@@ -229,7 +234,7 @@ def test_rollouts_take_longer_with_attention_kernels_that_read_more_slowly():
     cluster, model = load_cluster("local_8x141gb"), load_model("Qwen3-8B")
 
     def seconds(**named: str) -> float:
-        config = load_config(DENSE, [f"rollout.engine.sglang={json.dumps(named)}"])
+        config = load_config(DENSE, [*HALVES, f"rollout.engine.sglang={json.dumps(named)}"])
         return plan(config, model, cluster).seconds["rollout"]
 
     assert seconds(attention_backend="triton") > 1.15 * seconds()
@@ -368,7 +373,7 @@ def test_where_nothing_can_be_generated_no_seconds_are_given():
 
 
 def test_generation_beside_training_takes_the_longer_of_the_two():
-    ahead = ["rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
+    ahead = [*HALVES, "rollout.mode=one_step_off", "algorithm.old_policy=rollout"]
     shorter = "rollout.max_response_tokens=2048"
     for settings, is_rollout in ((ahead, True), ([*ahead, shorter], False)):
         beside = _answer(DENSE, "local_8x80gb", *settings)
@@ -402,7 +407,7 @@ def test_the_last_stage_of_a_pipeline_has_the_head_beside_its_layers():
 def test_settings_of_the_cluster_are_planned(tmp_path):
     cluster = tmp_path / "mine.yaml"
     cluster.write_text(f"base: {CLUSTERS}/local_8x80gb.yaml\nsettings: {{rollout: {{engines: 2}}}}\n")
-    assert _answer(DENSE, str(cluster))["idle_gpus"] == 2
+    assert _answer(DENSE, str(cluster), *HALVES)["idle_gpus"] == 2
 
 
 def test_adapters_take_memory_passes_beside_the_layers():
@@ -423,7 +428,7 @@ def test_adapters_take_memory_passes_beside_the_layers():
 
 def test_a_supervised_run_has_no_engines():
     supervised = ["sft={max_sequence_tokens: 2048, sequences_per_step: 64}", "actor.max_tokens_per_gpu=auto"]
-    planned = _answer(DENSE, "local_8x80gb", *supervised)
+    planned = _answer(DENSE, "local_8x80gb", *HALVES, *supervised)
     assert set(planned["seconds"]) == {"forward_backward", "optimizer"}
     assert planned["gpus_needed"] == 4 and planned["idle_gpus"] == 4
     assert [need["name"] for need in planned["memory"]] == ["actor GPU", "host memory of a node", "disk"]
