@@ -8,9 +8,10 @@ from where they lie in it, and the next update waits until they are.
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,30 @@ def save_strategy() -> TorchDistSaveShardedStrategy:
     return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=_FILES)
 
 
-def writer_threads() -> Executor:
-    """One that waits for those that write a file each. For all saves of a process: each new thread would get memory of
-    its own from the C library, which keeps it."""
-    return ThreadPoolExecutor(1 + _FILES, thread_name_prefix="checkpoint-writer")
+@dataclass(frozen=True)
+class WriterThreads:
+    """Of a process, for all of its saves: one that waits for those that write a file each, always the same one.
+
+    The C library gives each thread memory of its own and keeps it. Of threads that take whichever file comes next, one
+    may write its first or its largest only in a later save, and the process would grow until then.
+    """
+
+    waiting: Executor
+    files: tuple[Executor, ...]
+
+    @classmethod
+    def start(cls) -> "WriterThreads":
+        waiting, *files = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"checkpoint-writer-{number}") for number in range(1 + _FILES)
+        )
+        return cls(waiting, tuple(files))
+
+    def for_each(self, call: Callable[..., Any], *values: Iterable[Any]) -> list[Any]:
+        """What `call` gives for each file, in their order; raises what one of them does, when all are done."""
+        turns = zip(cycle(self.files), zip(*values, strict=True), strict=False)
+        futures = [thread.submit(call, *one) for thread, one in turns]
+        wait(futures)
+        return [future.result() for future in futures]
 
 
 class Written:
@@ -79,7 +100,7 @@ class BackgroundWrite:
     """One running save. `finished` and `finalize` are collective: every process calls them at the same point."""
 
     def __init__(
-        self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], in_place: Written, writer: Executor
+        self, request: AsyncRequest, live_tensors: Sequence[torch.Tensor], in_place: Written, threads: WriterThreads
     ) -> None:
         """live_tensors: those that training changes while the files are written; they are copied first. in_place: what
         it may change only after `wait_until_read`, as far as it is none of those."""
@@ -92,7 +113,9 @@ class BackgroundWrite:
         _, planned, results = request.async_fn_args
         transforms = request.async_fn.args[0]
         buckets = _staged(planned, live_tensors, in_place)
-        self._writing = writer.submit(_write, transforms, buckets, results, self._checksums, self._read, writer)
+        self._writing = threads.waiting.submit(
+            _write, transforms, buckets, results, self._checksums, self._read, threads
+        )
 
     def wait_until_read(self) -> None:
         """Returns once nothing of this process is read any more."""
@@ -172,18 +195,19 @@ def _write(
     results: Any,
     checksums: dict[str, str],
     read: threading.Event,
-    writer: Executor,
+    threads: WriterThreads,
 ) -> None:
     """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
-    files = [writer.submit(_written_file, transforms, index, bucket) for index, bucket in enumerate(buckets)]
     try:
-        written = {index: file.result() for index, file in enumerate(files)}
+        written = dict(
+            enumerate(threads.for_each(_written_file, repeat(transforms, len(buckets)), range(len(buckets)), buckets))
+        )
     finally:
         read.set()  # the checksums are of files
     failed = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
     try:
         if not failed:
-            digests = writer.map(file_checksum, [Path(path) for path, _, _ in buckets])
+            digests = threads.for_each(file_checksum, [Path(path) for path, _, _ in buckets])
             checksums.update(zip([name for _, name, _ in buckets], digests, strict=True))
     except OSError as error:
         failed = [error]

@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from actor.background_writer import BackgroundWrite, Written, save_strategy, use_thread_queue, writer_threads
+from actor.background_writer import BackgroundWrite, WriterThreads, Written, save_strategy, use_thread_queue
 from actor.hf.tensor_placement import ADAPTER
 from actor.models.policy_model import PolicyModel
 from actor.optimizer_content import optimizer_content, restore_step
@@ -55,7 +55,7 @@ class Checkpointer:
     def __init__(self, trainer: Trainer, keep: int) -> None:
         self._trainer = trainer
         self._keep = keep
-        self._writer = writer_threads()
+        self._writer = WriterThreads.start()
         self._running: tuple[BackgroundWrite, Path, dict[str, Any]] | None = None
         self._waited_seconds = 0.0
         use_thread_queue()

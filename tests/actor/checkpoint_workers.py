@@ -171,16 +171,18 @@ def write_under_way(rank: int, count: int, path: Path, folder: Path) -> dict[str
     expected = masters_and_moments(policy)
     saver = Checkpointer(policy, keep=1)
     go, order = threading.Event(), []
-    for _ in range(saver._writer._max_workers):
-        saver._writer.submit(go.wait)
+    saver._writer.waiting.submit(go.wait)
     final = saver.save(folder, 2, {})
     threading.Timer(1.0, lambda: (order.append("written"), go.set())).start()
     policy.train_step(my_packs(policy), SUPERVISED)
     order.append("updated")
     saver.finish()
+    threads = sum(thread.name.startswith("checkpoint-writer") for thread in threading.enumerate())
+    files = len(list(final.glob("*.distcp")))
     twin = trainer(path, count, optimizer=SCHEDULE)
     Checkpointer(twin, keep=1).load(final)
-    return {"order": order, "states": (bits(masters_and_moments(twin)), bits(expected))}
+    states = bits(masters_and_moments(twin)), bits(expected)
+    return {"order": order, "states": states, "threads": threads, "files": files}
 
 
 def write_beside_a_reference_pass(rank: int, count: int, path: Path, folder: Path) -> tuple[str, str]:
@@ -191,8 +193,7 @@ def write_beside_a_reference_pass(rank: int, count: int, path: Path, folder: Pat
     expected = masters_and_moments(policy)
     saver = Checkpointer(policy, keep=1)
     go = threading.Event()
-    for _ in range(saver._writer._max_workers):
-        saver._writer.submit(go.wait)
+    saver._writer.waiting.submit(go.wait)
     final = saver.save(folder, 2, {})
     with policy.reference.swapped_in():
         go.set()

@@ -70,6 +70,8 @@ def test_an_update_waits_until_its_states_are_written(paths, tmp_path):
     assert found["order"] == ["written", "updated"]
     saved, expected = found["states"]
     assert saved == expected
+    # With memory of its own each, so all are there after the first save, however quick one is.
+    assert found["threads"] == 1 + found["files"] > 2
 
 
 def test_a_reference_pass_beside_the_writer_changes_nothing_of_what_is_saved(paths, tmp_path):

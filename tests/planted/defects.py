@@ -321,6 +321,13 @@ _RESUME = [
         "actor/test_checkpoint_actor.py::test_an_update_waits_until_its_states_are_written",
     ),
     Defect(
+        "threads that write a checkpoint come as they are needed",
+        "actor/background_writer.py",
+        "        return cls(waiting, tuple(files))",
+        "        return cls(waiting, (ThreadPoolExecutor(1, thread_name_prefix='checkpoint-writer'),))",
+        "actor/test_checkpoint_actor.py::test_an_update_waits_until_its_states_are_written",
+    ),
+    Defect(
         "a checkpoint copies the optimizer's states",
         "actor/background_writer.py",
         "item, own if own is not None and number in left else",
