@@ -123,7 +123,8 @@ class Engine:
     """What an engine's memory allows. Without parts there is no engine: a supervised run.
 
     states: slots for recurrent states, None without such layers. most_requests: that may run at a time; as many as
-    `concurrency` of them have room until each has its longest.
+    `concurrency` of them have room until each has its longest. fills_share: its pools are as large as SGLang finds room
+    for, and not as large as planned.
     """
 
     parts: Mapping[str, int]
@@ -131,6 +132,7 @@ class Engine:
     states: int | None
     most_requests: int
     concurrency: int
+    fills_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,10 +258,9 @@ def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) 
 
 
 def _held_by_engines(config: Config, cluster: ClusterConfig, engine: Engine) -> float:
-    """Of a GPU. Where pools do not hold what its requests can need, SGLang fills its share, which is planned with
-    something to spare."""
+    """Of a GPU. Pools that do not hold what requests can need are planned with something to spare."""
     planned = sum(engine.parts.values())
-    if engine.concurrency == engine.most_requests:
+    if not engine.fills_share:
         return planned
     share = config.rollout.engine.memory_share * cluster.node.gpu_memory_gigabytes * 1e9
     return max(planned, share + engine.parts.get(ENGINE_STAYS, 0))
@@ -391,7 +392,8 @@ def _engine(config: Config, model: Model, cluster: ClusterConfig) -> Engine:
         "states of drafts": pools.verified_bytes,
         **workspace,
     }
-    return Engine(_present(parts), pools.kv_tokens, pools.states, requests, min(requests, pools.kv_tokens // longest))
+    running = min(requests, pools.kv_tokens // longest)
+    return Engine(_present(parts), pools.kv_tokens, pools.states, requests, running, fills_share=not pools.fits)
 
 
 def _engine_bytes(engine: EngineConfig, parameters: int, shape: ModelShape) -> int:

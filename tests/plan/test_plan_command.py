@@ -137,6 +137,17 @@ def test_recurrent_states_cap_the_requests(overrides, slots):
     assert engine.concurrency == min(128, engine.states // slots, engine.kv_tokens // config.longest_sequence_tokens)
 
 
+def test_engines_fill_their_share_only_where_their_pools_are_not_given():
+    """Beside a pool that is given, however small, the actor has the rest of the GPU."""
+
+    def held(*settings: str) -> int:
+        config = load_config(PROJECT / "configs/recipes/qwen3_4b_dapo.yaml", settings)
+        return plan(config, load_model("Qwen3-4B"), load_cluster("local_1x141gb")).held_beside_engines_bytes
+
+    weights = 2 * 4.02e9
+    assert held("rollout.engine.kv_cache_tokens=200000") > weights > held("rollout.engine.memory_fraction=0.9")
+
+
 def _host_bytes(recipe: str, *settings: str) -> dict[str, int]:
     path = str(PROJECT / f"configs/recipes/{recipe}.yaml")
     needs = json.loads(_run(path, *settings, "--cluster", "local_1x141gb", "--json"))["memory"]
