@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import cycle, repeat
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,8 @@ def _write(
 ) -> None:
     """Megatron's writer reports errors as values; they are raised again on all processes in `finalize`."""
     try:
-        written = dict(
-            enumerate(threads.for_each(_written_file, repeat(transforms, len(buckets)), range(len(buckets)), buckets))
-        )
+        outcomes = threads.for_each(partial(_written_file, transforms), range(len(buckets)), buckets)
+        written = dict(enumerate(outcomes))
     finally:
         read.set()  # the checksums are of files
     failed = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
