@@ -17,6 +17,7 @@ from rollout.sglang_patches import (
     fp8_model,
     gathered_prefill,
     memory_pause,
+    plain_draw,
     prompts_once,
     sampling_kinds,
     seeded_draw,
@@ -57,8 +58,8 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     if quantization_here() != "none":
         fp8_model.install(quantization_here())
     server_arguments = arguments[0] if arguments else keywords["server_args"]
-    if server_arguments.enable_deterministic_inference and server_arguments.device == "cuda":
-        seeded_draw.install()
+    if server_arguments.device == "cuda":
+        (seeded_draw if server_arguments.enable_deterministic_inference else plain_draw).install()
     _install_drafting(server_arguments)
     gc.enable()  # paused by SchedulerEntry
     run_scheduler_process(*arguments, **keywords)
