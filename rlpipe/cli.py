@@ -339,6 +339,9 @@ def plan(
     config: ConfigPath,
     cluster: ClusterName = "local_cpu",
     overrides: Overrides = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Assumed mean length of a prompt; the limit when not given.")
+    ] = None,
     response_tokens: Annotated[
         int | None, typer.Option(min=1, help="Assumed mean length of a response; the limit when not given.")
     ] = None,
@@ -348,8 +351,9 @@ def plan(
     """Say what a run will take: memory by part, disk, seconds by phase. Exit code 1 when it does not fit."""
     with one_sentence(debug):
         from rlpipe.commands.plan.plan_command import run_plan
+        from rlpipe.estimate.run_estimate import MeanTokens
 
-        answer = run_plan(config, overrides or [], cluster, response_tokens)
+        answer = run_plan(config, overrides or [], cluster, MeanTokens(prompt_tokens, response_tokens))
         typer.echo(answer.as_json() if as_json else answer.text())
         if not answer.fits:
             raise typer.Exit(1)

@@ -128,8 +128,12 @@ class SpeedsConfig(Section):
     attention_step_seconds: float = Field(3.5e-5, ge=0)
     """The same for softmax attention alone, beside that and however little it reads."""
 
+    plain_drawing_memory_passes: float = Field(6.5, ge=0)
+    """Of the GPU: how often float32 logits are read or written, or how long that would be, until each request has its
+    token and log-probability, where none leaves tokens out and engines are not deterministic."""
+
     drawing_memory_passes: float = Field(30, ge=0)
-    """Of the GPU: how often float32 logits are read or written until each request has its token and log-probability."""
+    """The same where SGLang draws: of the other engines and requests, and when drafts are verified."""
 
     decoding_step_seconds: float = Field(0.0018, ge=0)
     """Of the host for a decoding step, which runs beside the GPU: scheduling, launches."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from rlpipe.config.cluster import ClusterConfig, SpeedsConfig
 from rlpipe.config.draft import DraftConfig
-from rlpipe.config.rollout import EngineConfig
+from rlpipe.config.rollout import RolloutConfig
 from rlpipe.estimate.memory import Model
 from rlpipe.estimate.parameters import embedding_parameters
 from rlpipe.flops.breakdown import model_flops
@@ -22,18 +22,22 @@ BREAK_EVEN_WITHIN = 1.6
 @dataclass(frozen=True)
 class EnginePass:
     """A pass of one engine over `requests`, each with `context_tokens` behind it and `tokens` to compute: 1 decodes,
-    more verify a draft. attention: SGLang's kernels, where the configuration names them."""
+    more verify a draft. attention: SGLang's kernels, where the configuration names them. plain_draw: tokens are drawn
+    by kernels of our own (rollout/sglang_patches/plain_draw.py)."""
 
     requests: int
     context_tokens: float
     tokens: int = 1
     attention: str = ""
+    plain_draw: bool = False
 
     @staticmethod
-    def of(engine: EngineConfig, requests: int, context_tokens: float) -> "EnginePass":
+    def of(rollout: RolloutConfig, requests: int, context_tokens: float) -> "EnginePass":
         """That decodes."""
+        engine, sampling = rollout.engine, rollout.sampling
         named = [engine.sglang.get(name) for name in ("decode_attention_backend", "attention_backend")]
-        return EnginePass(requests, context_tokens, attention=next(filter(None, named), ""))
+        plain = not engine.deterministic and sampling.top_p == 1 and sampling.top_k == -1
+        return EnginePass(requests, context_tokens, attention=next(filter(None, named), ""), plain_draw=plain)
 
     @property
     def rows(self) -> int:
@@ -89,7 +93,9 @@ def _gpu_seconds(model: Model, cluster: ClusterConfig, ranks: int, work: EngineP
     peak = (peak_bf16_tflops(cluster.node.gpu or "unknown") or 300.0) * 1e12 * speeds.products_share_of_peak
     computing = work.rows * model_flops(model.shape, [1], include_mtp=False).forward / ranks / peak
     starting = len(model.shape.layers) * speeds.layer_step_seconds
-    drawing = speeds.drawing_memory_passes * work.rows * model.shape.vocab_size * _LOGIT_BYTES / bandwidth
+    plain = work.plain_draw and work.tokens == 1
+    passes = speeds.plain_drawing_memory_passes if plain else speeds.drawing_memory_passes
+    drawing = passes * work.rows * model.shape.vocab_size * _LOGIT_BYTES / bandwidth
     products = max(reading + computing, starting)
     return attention + products + drawing + _exchange_seconds(model, cluster, ranks, work.rows)
 

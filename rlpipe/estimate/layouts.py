@@ -11,7 +11,7 @@ from typing import Any
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import merge, validate
 from rlpipe.config.root import Config
-from rlpipe.estimate.run_estimate import Plan, plan
+from rlpipe.estimate.run_estimate import AT_LIMITS, MeanTokens, Plan, plan
 from rlpipe.model.actor_checks import check_engine_layout, check_layout
 from rlpipe.model.description import ModelDescription
 from rlpipe.shared.errors import ConfigError, ModelError
@@ -40,7 +40,7 @@ class _Part:
     seconds: float
 
 
-def better_layout(config: Config, planned: Plan, response_tokens: int | None = None) -> BetterLayout | None:
+def better_layout(config: Config, planned: Plan, means: MeanTokens = AT_LIMITS) -> BetterLayout | None:
     """The layout with the fewest changes among those within 2 % of the fastest that fits; None where none saves a tenth
     of the iteration that is planned and fits, and where none fits.
 
@@ -50,8 +50,8 @@ def better_layout(config: Config, planned: Plan, response_tokens: int | None = N
     if planned.cluster.gpus < 2 or model is None:
         return None
     wide = {processes for processes, _ in _placements(planned)}
-    splits = [split for processes in sorted(wide) for split in _splits(planned, model, processes, response_tokens)]
-    places = list(_engine_places(planned, model, response_tokens))
+    splits = [split for processes in sorted(wide) for split in _splits(planned, model, processes, means)]
+    places = list(_engine_places(planned, model, means))
     pairs = [(place, split) for place, split in product(places, splits) if place.processes == split.processes]
     pairs.sort(key=lambda pair: (round(sum(part.seconds for part in pair), 1), _changed(config, pair)))
     fitting: list[BetterLayout] = []
@@ -62,7 +62,7 @@ def better_layout(config: Config, planned: Plan, response_tokens: int | None = N
         if sum(part.seconds for part in pair) > min(limit, fastest * _NEAR_FASTEST):
             break
         changes = _different(config, pair)
-        seconds = _step_seconds(config, changes, planned, response_tokens)
+        seconds = _step_seconds(config, changes, planned, means)
         if seconds is not None and seconds <= limit:
             fitting.append(BetterLayout(_as_settings(changes), seconds))
     fastest = min((one.step_seconds for one in fitting), default=0.0)
@@ -82,7 +82,7 @@ def _placements(planned: Plan) -> Iterator[tuple[int, int | None]]:
     yield from ((count, gpus - count) for count in sorted(apart) if 0 < count < gpus)
 
 
-def _engine_places(planned: Plan, model: ModelDescription, response_tokens: int | None) -> Iterator[_Part]:
+def _engine_places(planned: Plan, model: ModelDescription, means: MeanTokens) -> Iterator[_Part]:
     """Engines of every width at every placement that have room for a request, with the seconds of a rollout."""
     for processes, apart in _placements(planned):
         alone: dict[str, Any] = {"actor.processes": processes}
@@ -99,12 +99,12 @@ def _engine_places(planned: Plan, model: ModelDescription, response_tokens: int 
                 "rollout.engine.tensor_parallel": width,
             }
             tried = _unchecked(planned.config, {"actor.parallel": ParallelConfig(), **changes})
-            seconds = plan(tried, planned.model, planned.cluster, response_tokens).seconds
+            seconds = plan(tried, planned.model, planned.cluster, means).seconds
             if "rollout" in seconds:
                 yield _Part(processes, changes, seconds["rollout"])
 
 
-def _splits(planned: Plan, model: ModelDescription, processes: int, response_tokens: int | None) -> Iterator[_Part]:
+def _splits(planned: Plan, model: ModelDescription, processes: int, means: MeanTokens) -> Iterator[_Part]:
     """Every way to split the policy over `processes` that divides it and leaves room on a GPU, with the seconds of its
     passes."""
     node, config = planned.cluster.node.gpus, planned.config
@@ -128,7 +128,7 @@ def _splits(planned: Plan, model: ModelDescription, processes: int, response_tok
         least = -(-(-(-longest // multiple) * multiple) // context)
         changes["actor.max_tokens_per_gpu"] = max(config.actor.pack_tokens, least)
         tried = _unchecked(config, {"actor.processes": processes, **changes})
-        estimate = plan(tried, planned.model, planned.cluster, response_tokens)
+        estimate = plan(tried, planned.model, planned.cluster, means)
         if sum(estimate.memory.actor.values()) <= estimate.gpu_bytes:
             passes = ("forward_backward", "ref_logprob", "old_logprob")
             yield _Part(processes, changes, sum(estimate.seconds.get(phase, 0.0) for phase in passes))
@@ -150,15 +150,13 @@ def _actor_divides(model: ModelDescription, parallel: ParallelConfig) -> bool:
     return True
 
 
-def _step_seconds(
-    config: Config, changes: Mapping[str, Any], planned: Plan, response_tokens: int | None
-) -> float | None:
+def _step_seconds(config: Config, changes: Mapping[str, Any], planned: Plan, means: MeanTokens) -> float | None:
     """With the settings `changes`; None where they are refused or do not fit."""
     try:
         changed = validate(merge(config.model_dump(), _tree(changes)), "another layout")
     except ConfigError:
         return None
-    estimate = plan(changed, planned.model, planned.cluster, response_tokens)
+    estimate = plan(changed, planned.model, planned.cluster, means)
     return None if estimate.problems else estimate.step_seconds
 
 

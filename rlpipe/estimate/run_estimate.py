@@ -138,25 +138,36 @@ class Plan:
         return problems
 
 
-def plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None = None) -> Plan:
-    """Plan a run. `response_tokens`: assumed mean length of a response, the limit when None.
+@dataclass(frozen=True)
+class MeanTokens:
+    """Mean lengths that a plan assumes of an iteration's prompts and responses; a limit where one is None."""
+
+    prompt: int | None = None
+    response: int | None = None
+
+
+AT_LIMITS = MeanTokens()
+
+
+def plan(config: Config, model: Model, cluster: ClusterConfig, means: MeanTokens = AT_LIMITS) -> Plan:
+    """Plan a run whose prompts and responses have these mean lengths.
 
     Of settings that are `auto`, what needs least memory is chosen among those that train within 2 % of the fastest that
     fits with some room, or among all where nothing fits; then the largest share of memory for engines with which as
     little as possible does not fit. Only needs count that depend on the choice.
     """
     if not is_automatic(config):
-        return _plan(config, model, cluster, response_tokens)
+        return _plan(config, model, cluster, means)
     smallest_engine = engine_candidates(config)[-1]
-    chosen = _with_actor_choice(smallest_engine, model, cluster, response_tokens).config
+    chosen = _with_actor_choice(smallest_engine, model, cluster, means).config
     shares = [with_engine_share_of(chosen, one) for one in engine_candidates(config)]
-    plans = [_plan(one, model, cluster, response_tokens) for one in shares]
+    plans = [_plan(one, model, cluster, means) for one in shares]
     best = min(plans, key=lambda one: len(one.problems))
     return replace(best, notes=(choice_note(config, best.config),))
 
 
-def _with_actor_choice(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:
-    plans = [_plan(candidate, model, cluster, response_tokens) for candidate in candidates(config)]
+def _with_actor_choice(config: Config, model: Model, cluster: ClusterConfig, means: MeanTokens) -> Plan:
+    plans = [_plan(candidate, model, cluster, means) for candidate in candidates(config)]
     sizes = {(need.name, need.total) for one in plans for need in one.needs}
     concerned = [name for name, count in Counter(name for name, _ in sizes).items() if count > 1]
     fitting = [one for one in plans if one.within(_ROOMY_SHARE, concerned)]
@@ -170,19 +181,19 @@ def _judged_seconds(one: Plan) -> float:
     return one.seconds["forward_backward"] * (_AGAIN if one.config.actor.recompute.chosen == "full" else 1.0)
 
 
-def _plan(config: Config, model: Model, cluster: ClusterConfig, response_tokens: int | None) -> Plan:
+def _plan(config: Config, model: Model, cluster: ClusterConfig, means: MeanTokens) -> Plan:
     memory = plan_memory(config, model, cluster)
-    seconds = plan_seconds(config, model, cluster, memory, planned_lengths(config, response_tokens))
+    seconds = plan_seconds(config, model, cluster, memory, planned_lengths(config, means))
     return Plan(config, cluster, model, memory, _needs(config, cluster, memory), seconds)
 
 
-def planned_lengths(config: Config, response_tokens: int | None = None) -> Lengths:
-    """Of an iteration whose responses (examples of `sft`) have `response_tokens`, or meet their limit."""
+def planned_lengths(config: Config, means: MeanTokens = AT_LIMITS) -> Lengths:
+    """Of an iteration; examples of `sft` are responses without prompts."""
     if config.sft:
-        return Lengths(0, response_tokens or config.sft.max_sequence_tokens, config.sft.sequences_per_step)
+        return Lengths(0, means.response or config.sft.max_sequence_tokens, config.sft.sequences_per_step)
     return Lengths(
-        prompt_tokens=config.data.max_prompt_tokens,
-        response_tokens=response_tokens or config.longest_training_response_tokens,
+        prompt_tokens=means.prompt or config.data.max_prompt_tokens,
+        response_tokens=means.response or config.longest_training_response_tokens,
         samples=config.rollout.prompts_per_iteration * config.rollout.samples_per_prompt,
     )
 

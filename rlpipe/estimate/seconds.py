@@ -316,7 +316,7 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
         if number:
             again += _prefill_seconds(config, model, cluster, round(part.context_tokens), part.requests)
         for stretch in part.stretches:
-            work = EnginePass.of(engine, stretch.requests, stretch.context_tokens)
+            work = EnginePass.of(config.rollout, stretch.requests, stretch.context_tokens)
             decoding += stretch.steps * pass_seconds(model, cluster, engine.tensor_parallel, work)
     return prompts + waves * (again + decoding)
 

@@ -8,7 +8,7 @@ from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, break_even_tokens
 from rlpipe.estimate.memory import Model
 from rlpipe.estimate.present_cluster import present_cluster
-from rlpipe.estimate.run_estimate import planned_lengths
+from rlpipe.estimate.run_estimate import MeanTokens, planned_lengths
 from rlpipe.training.trained_share import planned_model
 
 
@@ -31,9 +31,9 @@ class DraftCosts:
         if "rollout/draft_pass_tokens" not in measured:
             return {}
         rollout = self.config.rollout
-        lengths = planned_lengths(self.config, round(measured["rollout/response_tokens_mean"]))
+        lengths = planned_lengths(self.config, MeanTokens(response=round(measured["rollout/response_tokens_mean"])))
         requests = min(rollout.engine.max_running_requests, -(-lengths.samples // rollout.engines))
-        work = EnginePass.of(rollout.engine, requests, lengths.mean_context_tokens)
+        work = EnginePass.of(rollout, requests, lengths.mean_context_tokens)
         engine = rollout.engine
         tokens = break_even_tokens(self.model, self.cluster, engine.tensor_parallel, engine.draft, work)
         return {"rollout/draft_break_even_tokens": tokens}

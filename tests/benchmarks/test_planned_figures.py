@@ -19,7 +19,7 @@ from rlpipe.commands.cards.record_file import read_record
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.run_estimate import Plan, plan, planned_lengths
+from rlpipe.estimate.run_estimate import MeanTokens, Plan, plan, planned_lengths
 from rlpipe.training.trained_share import planned_model
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -124,13 +124,19 @@ def _measured(values: list[float | None]) -> float | None:
     return median(found[1:] or found) if found else None
 
 
+PLAIN_DRAWS_SINCE = "2026-11-29"
+"""Before, SGLang drew the tokens of all engines."""
+
+
 def _host(recorded: Recorded, name: str) -> ClusterConfig:
-    """The cluster, with the engines' kernels that were installed when the record was made."""
+    """The cluster, with the engines' kernels of when the record was made."""
     cluster = load_cluster(name)
-    if "flash-attention-3" in recorded.versions:
-        return cluster
-    share = {"attention_share_of_bandwidth": cluster.speeds.triton_attention_share_of_bandwidth}
-    return cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update=share)})
+    older: dict[str, float] = {}
+    if recorded.date < PLAIN_DRAWS_SINCE:
+        older["plain_drawing_memory_passes"] = cluster.speeds.drawing_memory_passes
+    if "flash-attention-3" not in recorded.versions:
+        older["attention_share_of_bandwidth"] = cluster.speeds.triton_attention_share_of_bandwidth
+    return cluster.model_copy(update={"speeds": cluster.speeds.model_copy(update=older)})
 
 
 def _with_older_head(figures: dict[str, float], planned: Plan) -> dict[str, float]:
@@ -211,12 +217,12 @@ def test_shipped_recipes_are_planned_within_a_fifth(name, gpus, recipes, left_ou
         prompt = int(PROMPT_SHARE * config.data.max_prompt_tokens)
         settings = [
             f"model.path={PROJECT}/configs/models/{Path(config.model.path).name}",
-            f"data.max_prompt_tokens={prompt}",
             f"actor.max_tokens_per_gpu={pack.replace(',', '')}",
         ]
         config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml", settings)
         tokens = int(found["tokens of a response"][-1].replace(",", ""))
-        seconds = plan(config, planned_model(config), _host(recorded, f"local_{gpus}x141gb"), tokens).seconds
+        cluster = _host(recorded, f"local_{gpus}x141gb")
+        seconds = plan(config, planned_model(config), cluster, MeanTokens(prompt, tokens)).seconds
         for row, phase in ((PASSES, "forward_backward"), ("rollout s", "rollout")):
             ratio = seconds[phase] / float(found[row][-1])
             print(recipe, row, f"{ratio:.2f}")

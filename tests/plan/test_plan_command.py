@@ -17,7 +17,7 @@ from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
 from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, Model, load_model
 from rlpipe.estimate.parameters import model_parameters
-from rlpipe.estimate.run_estimate import plan
+from rlpipe.estimate.run_estimate import plan, planned_lengths
 from rlpipe.model.families import FAMILIES
 from rlpipe.shared.project_files import CLUSTERS
 from rlpipe.shared.project_files import ROOT as PROJECT
@@ -284,6 +284,25 @@ def test_weights_that_engines_keep_in_8_bits_take_half_as_long_to_send():
     assert seconds("rollout.engine.quantization=fp8_all") < seconds("rollout.engine.quantization=fp8") < seconds()
 
 
+def test_rollouts_take_longer_where_sglang_draws_the_tokens():
+    """The difference is that of the passes over the logits of every token."""
+    cluster = load_cluster("local_1x141gb")
+
+    def seconds(*settings: str) -> float:
+        changes = ["model.path=Qwen3-0.6B", "data.max_prompt_tokens=512", *settings]
+        config = load_config(Path("configs/recipes/qwen3_0_6b_gsm8k.yaml"), changes)
+        return plan(config, load_model(config.model.path), cluster).seconds["rollout"]
+
+    deterministic = "rollout.engine.deterministic=true"
+    speeds, vocabulary = cluster.speeds, 151_936
+    passes = speeds.drawing_memory_passes - speeds.plain_drawing_memory_passes
+    config = load_config(Path("configs/recipes/qwen3_0_6b_gsm8k.yaml"))
+    tokens = planned_lengths(config).samples * planned_lengths(config).response_tokens
+    more = passes * tokens * vocabulary * 4 / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
+    assert seconds(deterministic) - seconds() == pytest.approx(more, rel=0.02)
+    assert seconds("rollout.sampling.top_p=0.9") == seconds("rollout.sampling.top_k=50") == seconds(deterministic)
+
+
 def test_a_decoding_step_takes_as_long_as_its_slower_side():
     cluster, config = load_cluster("local_8x141gb"), load_config(SEED)
     model = load_model(config.model.path)
@@ -331,9 +350,52 @@ def test_what_is_chosen_is_said():
 
 def test_a_forced_length_is_the_length_that_is_planned():
     forced = ["rollout.sampling.ignore_eos=true", "--cluster", "local_8x141gb"]
-    assert "with responses of 8,192 tokens" in _run(str(SEED), *forced)
+    assert "and responses of 8,192 tokens" in _run(str(SEED), *forced)
     refused = CliRunner().invoke(app, ["plan", str(SEED), *forced, "--response-tokens", "100"])
     assert refused.exit_code == 2 and "lets every response meet its limit of 8192 tokens" in refused.output
+
+
+def test_a_plan_takes_the_mean_lengths_that_are_given():
+    recipe = ["configs/recipes/qwen3_4b_gsm8k.yaml", "model.path=Qwen3-4B", "--cluster", "local_1x141gb", "--json"]
+
+    def planned(*options: str) -> dict[str, Any]:
+        return json.loads(_run(*recipe, *options))
+
+    longest, prompts, both = planned(), planned("--prompt-tokens", "100"), planned("--prompt-tokens", "100", *SHORT)
+    assert [(one["prompt_tokens"], one["response_tokens"]) for one in (longest, prompts, both)] == [
+        (512, 1024),
+        (100, 1024),
+        (100, 300),
+    ]
+    passes = [one["seconds"]["forward_backward"] for one in (longest, prompts, both)]
+    assert passes[1] / passes[0] == pytest.approx(1124 / 1536, rel=0.05)
+    assert passes[2] / passes[1] == pytest.approx(400 / 1124, rel=0.15)
+    rollouts = [one["seconds"]["rollout"] for one in (longest, prompts, both)]
+    assert rollouts[0] > rollouts[1] > 2 * rollouts[2]
+    assert all(one["memory"] == longest["memory"] for one in (prompts, both))
+
+
+SHORT = ("--response-tokens", "300")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--prompt-tokens", "513"], "--prompt-tokens is 513, but a prompt has 512 tokens at most"),
+        (["--response-tokens", "1025"], "--response-tokens is 1025, but a response has 1024 tokens at most"),
+    ],
+)
+def test_a_mean_beyond_its_limit_is_refused(options, said):
+    recipe = ["configs/recipes/qwen3_4b_gsm8k.yaml", "model.path=Qwen3-4B", "--cluster", "local_1x141gb"]
+    refused = CliRunner().invoke(app, ["plan", *recipe, *options])
+    assert refused.exit_code == 2 and said in refused.output
+
+
+def test_examples_have_no_prompts_of_their_own():
+    recipe = ["configs/recipes/qwen3_4b_gsm8k_sft.yaml", "model.path=Qwen3-4B", "--cluster", "local_1x141gb"]
+    refused = CliRunner().invoke(app, ["plan", *recipe, "--prompt-tokens", "100"])
+    assert refused.exit_code == 2 and "--prompt-tokens is for runs that generate" in refused.output
+    assert "with examples of 300 tokens" in _run(*recipe, *SHORT)
 
 
 def test_eight_billion_parameters_do_not_fit_a_laptop():

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rlpipe.commands.clusters import load_cluster, settings_of
 from rlpipe.config.load import load_config
+from rlpipe.config.root import Config
 from rlpipe.estimate.layouts import BetterLayout, better_layout
 from rlpipe.estimate.memory import Model
 from rlpipe.estimate.nearest import nearest_setting
-from rlpipe.estimate.run_estimate import Plan, in_units, plan, planned_lengths
+from rlpipe.estimate.run_estimate import AT_LIMITS, MeanTokens, Plan, in_units, plan, planned_lengths
+from rlpipe.estimate.seconds import Lengths
 from rlpipe.shared.errors import ConfigError
 from rlpipe.training.trained_share import planned_model
 
@@ -25,7 +27,7 @@ class Answer:
 
     cluster_name: str
     planned: Plan
-    response_tokens: int
+    lengths: Lengths
     nearest: tuple[str, ...] | None = None
     faster: BetterLayout | None = None
 
@@ -39,7 +41,7 @@ class Answer:
             _title(self.planned, self.cluster_name),
             *self.planned.notes,
             *_memory_lines(self.planned),
-            *_second_lines(self.planned, self.response_tokens),
+            *_second_lines(self.planned, self.lengths),
         ]
         if self.fits:
             return "\n".join([*lines, "", *_advice_lines(self.planned, self.faster), "It fits."])
@@ -76,7 +78,8 @@ class Answer:
                 "recurrent_states": engine.states,
                 "concurrent_requests": engine.concurrency,
             },
-            "response_tokens": self.response_tokens,
+            "prompt_tokens": self.lengths.prompt_tokens,
+            "response_tokens": self.lengths.response_tokens,
             "seconds": dict(planned.seconds),
             "step_seconds": planned.step_seconds,
             "checkpoint_bytes": planned.checkpoint_bytes,
@@ -87,25 +90,34 @@ class Answer:
         return json.dumps(answer, indent=2)
 
 
-def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, response_tokens: int | None = None) -> Answer:
+def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, means: MeanTokens = AT_LIMITS) -> Answer:
     """Plan a run, with the settings that belong to the cluster under `overrides`. Raises ConfigError, ModelError."""
     cluster = load_cluster(cluster_name)
     overrides = [*settings_of(cluster), *overrides]
     config = load_config(path, overrides)
-    lengths = planned_lengths(config)
-    if config.rollout.sampling.ignore_eos and response_tokens not in (None, lengths.response_tokens):
-        raise ConfigError(
-            f"--response-tokens is {response_tokens}, but rollout.sampling.ignore_eos lets every response meet its "
-            f"limit of {lengths.response_tokens} tokens: leave it out"
-        )
-    planned = plan(config, planned_model(config), cluster, response_tokens)
-    tokens = response_tokens or lengths.response_tokens
+    _check_possible(config, means)
+    planned, lengths = plan(config, planned_model(config), cluster, means), planned_lengths(config, means)
     if planned.problems:
         nearest = _nearest(path, overrides, planned)
-        if nearest is None and (fitting := better_layout(config, planned, response_tokens)):
+        if nearest is None and (fitting := better_layout(config, planned, means)):
             nearest = fitting.settings
-        return Answer(cluster_name, planned, tokens, nearest=nearest)
-    return Answer(cluster_name, planned, tokens, faster=better_layout(config, planned, response_tokens))
+        return Answer(cluster_name, planned, lengths, nearest=nearest)
+    return Answer(cluster_name, planned, lengths, faster=better_layout(config, planned, means))
+
+
+def _check_possible(config: Config, means: MeanTokens) -> None:
+    limits = planned_lengths(config)
+    if config.sft and means.prompt is not None:
+        raise ConfigError("--prompt-tokens is for runs that generate; examples of sft have --response-tokens alone")
+    if config.rollout.sampling.ignore_eos and means.response not in (None, limits.response_tokens):
+        raise ConfigError(
+            f"--response-tokens is {means.response}, but rollout.sampling.ignore_eos lets every response meet its "
+            f"limit of {limits.response_tokens} tokens: leave it out"
+        )
+    given = (("prompt", means.prompt, limits.prompt_tokens), ("response", means.response, limits.response_tokens))
+    for kind, mean, limit in given:
+        if mean is not None and mean > limit:
+            raise ConfigError(f"--{kind}-tokens is {mean}, but a {kind} has {limit} tokens at most: give a mean")
 
 
 def _nearest(path: Path, overrides: Sequence[str], planned: Plan) -> tuple[str, ...] | None:
@@ -165,9 +177,9 @@ def _memory_lines(planned: Plan) -> list[str]:
     return [*lines, "", f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; {together}"]
 
 
-def _second_lines(planned: Plan, response_tokens: int) -> list[str]:
-    sequences = "examples" if planned.config.sft else "responses"
-    lines = ["", f"seconds of an iteration, with {sequences} of {response_tokens:,} tokens:"]
+def _second_lines(planned: Plan, lengths: Lengths) -> list[str]:
+    sequences = "examples" if planned.config.sft else f"prompts of {lengths.prompt_tokens:,} and responses"
+    lines = ["", f"seconds of an iteration, with {sequences} of {lengths.response_tokens:,} tokens:"]
     if planned.step_seconds is None:
         return [*lines, f"  {'rollout':<28} {'-':>10}  no engine has room for a request"]
     lines += [f"  {phase:<28} {value:>10,.1f}" for phase, value in planned.seconds.items()]
