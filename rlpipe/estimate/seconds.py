@@ -310,11 +310,9 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     waves = -(-lengths.samples // (engines * running))
     prompts = _prefill_seconds(config, model, cluster, lengths.prompt_tokens, lengths.samples) / engines
     again = decoding = 0.0
-    for number, part in enumerate(
-        decoding_rounds(running, lengths.prompt_tokens, lengths.response_tokens, memory.engine.kv_tokens)
-    ):
-        if number:
-            again += _prefill_seconds(config, model, cluster, round(part.context_tokens), part.requests)
+    for part in decoding_rounds(running, lengths.prompt_tokens, lengths.response_tokens, memory.engine.kv_tokens):
+        if part.again:
+            again += _prefill_seconds(config, model, cluster, round(part.again_tokens), part.again)
         for stretch in part.stretches:
             work = EnginePass.of(config.rollout, stretch.requests, stretch.context_tokens)
             decoding += stretch.steps * pass_seconds(model, cluster, engine.tensor_parallel, work)

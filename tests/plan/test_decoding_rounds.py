@@ -34,7 +34,7 @@ def cases(draw):
 
 def test_requests_that_all_have_room_decode_together_until_their_end():
     (part,) = Case(128, 256, 8192, 128 * 8448).rounds()
-    assert (part.requests, part.context_tokens) == (128, 256)
+    assert (part.requests, part.again) == (128, 0)
     (stretch,) = part.stretches
     assert (stretch.requests, stretch.context_tokens, stretch.steps) == (128, 256 + 4096, 8192)
 
@@ -43,6 +43,21 @@ def test_requests_that_all_have_room_decode_together_until_their_end():
 def test_every_token_is_decoded_once(case):
     decoded = sum(stretch.requests * stretch.steps for part in case.rounds() for stretch in part.stretches)
     assert math.isclose(decoded, case.requests * case.response, rel_tol=1e-9)
+
+
+@given(cases())
+def test_nothing_takes_back_time(case):
+    stretches = [stretch for part in case.rounds() for stretch in part.stretches]
+    assert min(stretch.steps for stretch in stretches) >= 0 < min(stretch.requests for stretch in stretches)
+
+
+def test_requests_whose_prompts_have_no_room_wait_for_others():
+    """Ten prompts of 1,000 tokens in room for 4,400: four begin, all of them get 100 tokens, and three all 400."""
+    first, second, *_ = Case(10, 1000, 400, 4400).rounds()
+    begins, *pieces = first.stretches
+    assert (begins.requests, begins.steps, pieces[-1].requests) == (4, 100, 3)
+    assert (second.again, second.again_tokens, second.requests) == (1, 1100, 4)
+    assert Case(10, 1000, 400, 10**6).rounds()[0].requests == 10
 
 
 @given(cases())
@@ -64,5 +79,5 @@ def test_a_tenth_too_little_room_costs_little_beside_waiting_for_half_of_the_req
     took a twentieth of the time of all."""
     case = Case(128, 256, 8192, 102 * 8448)
     first, second, *_ = case.rounds()
-    assert first.stretches[0].steps > 6000 and second.requests == 26
+    assert first.stretches[0].steps > 6000 and second.requests == second.again == 26
     assert case.steps < 1.25 * 8192

@@ -170,10 +170,9 @@ def _memory_lines(planned: Plan) -> list[str]:
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
     longest = planned.config.longest_sequence_tokens
     together = f"{engine.concurrency:,} requests of {longest:,} tokens run at the same time"
-    if engine.most_requests > engine.concurrency:
-        together = (
-            f"{engine.most_requests:,} requests begin together, {engine.concurrency:,} of {longest:,} tokens have room"
-        )
+    begin = min(engine.most_requests, engine.kv_tokens // planned.config.data.max_prompt_tokens)
+    if begin > engine.concurrency:
+        together = f"{begin:,} requests begin together, {engine.concurrency:,} of {longest:,} tokens have room"
     return [*lines, "", f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; {together}"]
 
 
