@@ -117,7 +117,11 @@ _DECLARED = [
     ),
     Metric("rollout/repeated_branch_share", "share", "the same, among the branches of each episode alone"),
     Metric("rollout/failed_count", "count", "episodes without a usable response"),
-    Metric("rollout/equal_reward_groups_count", "count", "groups whose episodes all have the same score"),
+    Metric(
+        "rollout/equal_reward_groups_count",
+        "count",
+        "groups of several episodes whose scores, penalties included, are all the same",
+    ),
     Metric(
         "rollout/weight_version_lag_max",
         "versions",

@@ -30,7 +30,6 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": float(max(lengths)),
         "rollout/truncated_share": fmean(map(is_truncated, episodes)),
-        "rollout/equal_reward_groups_count": float(_equal_reward_groups(episodes)),
         "rollout/repeated_prefix_share": _repeated_share(samples, (sample.group_id for sample in samples)),
     }
     if len(episodes) < len(samples):
@@ -82,15 +81,6 @@ def _repeated_tokens(samples: Sequence[Sample]) -> int:
     if all(prompt is first for prompt in others):
         return len(first) * len(others) + repeated_prefix_tokens([sample.response_ids for sample in samples])
     return repeated_prefix_tokens([sample.prompt.token_ids + sample.response_ids for sample in samples])
-
-
-def _equal_reward_groups(episodes: Sequence[Episode]) -> int:
-    """Groups of several episodes with one score, whose group advantages are all 0."""
-    scores: dict[str, list[float]] = {}
-    for first, *_ in episodes:
-        if first.reward:
-            scores.setdefault(first.group_id, []).append(first.reward.score)
-    return sum(len(group) > 1 and len(set(group)) == 1 for group in scores.values())
 
 
 def start_metrics(usage: Sequence[EngineUsage], command_time: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rlpipe.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig
 from rlpipe.shared.errors import ConfigError, DataError
 from rlpipe.shared.kl import kl_estimate
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.training.summaries import rollout_metrics
 
 
 def graded(number: int, group: str, score: float, tokens: int = 2, status=Status.COMPLETED, mask=None) -> Sample:
@@ -30,6 +31,14 @@ def graded(number: int, group: str, score: float, tokens: int = 2, status=Status
         engine=0,
         reward=Reward(score, None, ""),
     )
+
+
+def test_no_count_is_told_by_what_was_generated_too():
+    """Of two metrics of one name in a row the later one would stand."""
+    samples = batch_of((1, 0), (1, 1))
+    counted = compute_advantages(samples, AlgorithmConfig(), max_response_tokens=100).counts.metrics
+    assert counted["rollout/equal_reward_groups_count"] == 1
+    assert not counted.keys() & rollout_metrics(samples, 0).keys()
 
 
 def batch_of(*groups: tuple[float, ...]) -> list[Sample]:

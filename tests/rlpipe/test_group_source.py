@@ -8,13 +8,15 @@ import pytest
 
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.generation import meter
-from rlpipe.generation.filters import equal_rewards
-from rlpipe.generation.group_source import GroupSource, Responded
+from rlpipe.generation.filters import drop_reason, equal_rewards, truncated
+from rlpipe.generation.group_source import Batch, GroupSource, Responded
 from rlpipe.generation.prompt_requests import requests_for_prompt
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
+from rlpipe.shared.sample_table import SampleTable
+from rlpipe.training.summaries import generation_metrics
 from rollout.partial_response import PartialResponse
-from rollout.requests import SamplingParameters
+from rollout.requests import EngineUsage, SamplingParameters
 
 
 class Policy:
@@ -226,6 +228,35 @@ def test_what_an_iteration_leaves_is_counted_by_the_group_and_hinders_no_later_o
     assert second.metrics["rollout/samples_restarted_count"] == 4
 
 
+def test_graders_are_waited_for_only_while_no_response_is_written(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
+    waiting = meter.GradingMeter()
+    with waiting.generating():
+        now += 10
+        with waiting.generating():
+            now += 5
+        now += 3
+        assert waiting.take() == 0
+    now += 2
+    assert waiting.take() == 2
+    with waiting.generating():
+        now += 1
+    assert waiting.take() == 2
+
+
+def test_filters_look_at_what_was_generated_alone():
+    written = [sample_of(f"0-{index}", Status.TRUNCATED) for index in range(2)]
+    failed = sample_of("0-2", Status.FAILED)
+    assert drop_reason([*written, failed], (truncated,)) == drop_reason(written, (truncated,)) == "truncated"
+    assert drop_reason([failed, failed], (truncated,)) == "failed"
+
+
+def sample_of(sample_id: str, status: Status) -> Sample:
+    prompt = Prompt("p", "text", (1,), "label", "data")
+    return Sample(sample_id, "0", prompt, (5,), "", (-1.0,), (1,), (VersionSpan(0, 1),), status, 0)
+
+
 def test_graders_are_waited_for_within_an_iteration_alone(monkeypatch):
     now = 0.0
     monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -399,3 +430,18 @@ def test_nothing_is_generated_beyond_the_last_iteration():
 
     assert asyncio.run(run()) == []
     assert len(policy.asked) == 9 * 4
+
+
+def test_speed_of_generation_is_of_all_engines_and_of_each():
+    samples = SampleTable.of([])
+    batch = Batch(samples, grading_seconds=1.0, seconds=4.0, tokens=200, metrics={"rollout/groups_started_count": 3.0})
+    usage = [EngineUsage(0, 4.0, 4.0, 160, 8, 0), EngineUsage(1, 4.0, 1.0, 40, 2, 0), EngineUsage(2, 4.0, 0.0, 0, 0, 0)]
+    assert generation_metrics(batch, usage) == {
+        "perf/rollout_seconds": 4.0,
+        "perf/rollout_tokens_per_second": 50.0,
+        "perf/rollout_idle_share": pytest.approx((0 + 0.75 + 1) / 3),
+        "perf/rollout_engine_0_tokens_per_second": 40.0,
+        "perf/rollout_engine_1_tokens_per_second": 40.0,
+        "rollout/groups_started_count": 3.0,
+    }
+    assert "perf/rollout_idle_share" not in generation_metrics(batch, [])
