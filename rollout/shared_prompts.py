@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from rlpipe.estimate.engine_pools import LEAST_SHARED_TOKENS
 from rollout.requests import GenerateRequest
-
-_LEAST_TOKENS = 64  # below, another pass costs more than it saves
 
 _COMPARED_TOKENS = 32
 
@@ -48,7 +47,7 @@ class SharedPrompts:
         computed for that on behalf of this request, the first of its group."""
         prompt = _prompt(request)
         is_alone = not request.group_id or self._expected[prompt] < 2
-        if self._prefill is None or is_alone or len(request.prompt_ids) < _LEAST_TOKENS:
+        if self._prefill is None or is_alone or len(request.prompt_ids) < LEAST_SHARED_TOKENS:
             return 0
         is_first = (prompt, version) not in self._prefills
         if is_first:

@@ -12,6 +12,9 @@ from rlpipe.flops.shape import ModelShape
 _STATES_PER_REQUEST = 3
 _STATES_PER_REQUEST_OVERLAPPED = 5
 _OVERLAPPED_STRATEGY = "extra_buffer"
+LEAST_SHARED_TOKENS = 64
+"""Of a prompt that a group has in common and an engine computes once; below, another pass costs more than it saves."""
+
 _SPARE_TOKENS = 8  # of a request, beyond its longest
 _FITS_SHARE = 0.95  # of the estimated room: beyond it, SGLang is left to measure
 

@@ -8,6 +8,7 @@ from rlpipe.config.cluster import ClusterConfig
 from rlpipe.config.root import Config
 from rlpipe.estimate.decoding import EnginePass, pass_seconds
 from rlpipe.estimate.decoding_rounds import decoding_rounds
+from rlpipe.estimate.engine_pools import LEAST_SHARED_TOKENS, forgets_prefixes
 from rlpipe.estimate.exchanges import exchange_seconds
 from rlpipe.estimate.gpu_generations import LONG_SEQUENCE_TOKENS
 from rlpipe.estimate.memory import (
@@ -304,19 +305,34 @@ def _feed_forward_widths(part: FeedForward) -> int:
 
 def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memory: Memory, lengths: Lengths) -> float:
     """Prompts come first, then steps of all that run at a time; requests that lose their places in between begin again
-    with what they had."""
+    with what they had. Samples of a group have their prompt in common."""
     engines, engine = config.rollout.engines, config.rollout.engine
     running = min(memory.engine.most_requests, -(-lengths.samples // engines))
     waves = -(-lengths.samples // (engines * running))
-    prompts = _prefill_seconds(config, model, cluster, lengths.prompt_tokens, lengths.samples) / engines
+    sharing = samples_of_a_prompt(config, model, lengths.prompt_tokens)
+    computed = -(-lengths.samples // sharing)
+    prompts = _prefill_seconds(config, model, cluster, lengths.prompt_tokens, computed) / engines
+    own_tokens = lengths.prompt_tokens / sharing
+    common_tokens = lengths.prompt_tokens - own_tokens
     again = decoding = 0.0
-    for part in decoding_rounds(running, lengths.prompt_tokens, lengths.response_tokens, memory.engine.kv_tokens):
+    for part in decoding_rounds(running, own_tokens, lengths.response_tokens, memory.engine.kv_tokens):
         if part.again:
             again += _prefill_seconds(config, model, cluster, round(part.again_tokens), part.again)
         for stretch in part.stretches:
-            work = EnginePass.of(config.rollout, stretch.requests, stretch.context_tokens)
+            work = EnginePass.of(config.rollout, stretch.requests, common_tokens + stretch.context_tokens)
             decoding += stretch.steps * pass_seconds(model, cluster, engine.tensor_parallel, work)
     return prompts + waves * (again + decoding)
+
+
+def samples_of_a_prompt(config: Config, model: Model, prompt_tokens: float) -> int:
+    """For how many requests an engine computes and keeps a prompt once: those of a group, where it has a cache of
+    prefixes (rollout/shared_prompts.py)."""
+    engine = config.rollout.engine
+    recurrent = any(isinstance(layer.mixer, GatedDeltaNet) for layer in model.shape.layers)
+    forgets = recurrent and forgets_prefixes(engine, model.architecture, config.reuses_prefixes)
+    if engine.sglang.get("disable_radix_cache", forgets) or prompt_tokens < LEAST_SHARED_TOKENS:
+        return 1
+    return config.rollout.samples_per_prompt
 
 
 def _prefill_seconds(config: Config, model: Model, cluster: ClusterConfig, tokens: int, sequences: int) -> float:

@@ -284,6 +284,25 @@ def test_weights_that_engines_keep_in_8_bits_take_half_as_long_to_send():
     assert seconds("rollout.engine.quantization=fp8_all") < seconds("rollout.engine.quantization=fp8") < seconds()
 
 
+def test_a_prompt_is_computed_and_kept_once_for_its_group():
+    """Without a cache of prefixes each of eight samples computes it, and fewer begin together."""
+    recipe = ["configs/recipes/qwen3_8b_lora.yaml", "model.path=Qwen3-8B", "--cluster", "local_1x141gb"]
+    long = ["eval.datasets=[]", "rollout.engine.max_running_requests=256", "data.max_prompt_tokens=16384"]
+    alone = "rollout.engine.sglang.disable_radix_cache=true"
+    assert " 256 requests begin together" in _run(*recipe, *long)
+    engine = json.loads(_run(*recipe, *long, alone, "--json"))["engine"]
+    assert f" {engine['kv_tokens'] // 16384} requests begin together" in _run(*recipe, *long, alone)
+
+    def rollout(*settings: str) -> float:
+        return json.loads(_run(*recipe, *long, "rollout.max_response_tokens=1", *settings, "--json"))["seconds"][
+            "rollout"
+        ]
+
+    assert rollout(alone) == pytest.approx(8 * rollout(), rel=0.05)  # next to nothing but prompts
+    short = "data.max_prompt_tokens=63"
+    assert rollout(short, alone) == rollout(short)
+
+
 def test_rollouts_take_longer_where_sglang_draws_the_tokens():
     """The difference is that of the passes over the logits of every token."""
     cluster = load_cluster("local_1x141gb")

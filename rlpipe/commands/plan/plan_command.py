@@ -12,7 +12,7 @@ from rlpipe.estimate.layouts import BetterLayout, better_layout
 from rlpipe.estimate.memory import Model
 from rlpipe.estimate.nearest import nearest_setting
 from rlpipe.estimate.run_estimate import AT_LIMITS, MeanTokens, Plan, in_units, plan, planned_lengths
-from rlpipe.estimate.seconds import Lengths
+from rlpipe.estimate.seconds import Lengths, samples_of_a_prompt
 from rlpipe.shared.errors import ConfigError
 from rlpipe.training.trained_share import planned_model
 
@@ -170,7 +170,9 @@ def _memory_lines(planned: Plan) -> list[str]:
     states = "" if engine.states is None else f", {engine.states:,} GDN state slots"
     longest = planned.config.longest_sequence_tokens
     together = f"{engine.concurrency:,} requests of {longest:,} tokens run at the same time"
-    begin = min(engine.most_requests, engine.kv_tokens // planned.config.data.max_prompt_tokens)
+    prompt = planned.config.data.max_prompt_tokens
+    sharing = samples_of_a_prompt(planned.config, planned.model, prompt)
+    begin = min(engine.most_requests, engine.kv_tokens * sharing // prompt)
     if begin > engine.concurrency:
         together = f"{begin:,} requests begin together, {engine.concurrency:,} of {longest:,} tokens have room"
     return [*lines, "", f"each engine: KV pool of {engine.kv_tokens:,} tokens{states}; {together}"]
