@@ -9,14 +9,12 @@ import pytest
 from rlpipe.config.rollout import RolloutConfig
 from rlpipe.generation import meter
 from rlpipe.generation.filters import drop_reason, equal_rewards, truncated
-from rlpipe.generation.group_source import Batch, GroupSource, Responded
+from rlpipe.generation.group_source import GroupSource, Responded
 from rlpipe.generation.prompt_requests import requests_for_prompt
 from rlpipe.shared.errors import RolloutError
 from rlpipe.shared.sample import Prompt, Reward, Sample, Status, VersionSpan
-from rlpipe.shared.sample_table import SampleTable
-from rlpipe.training.summaries import generation_metrics
 from rollout.partial_response import PartialResponse
-from rollout.requests import EngineUsage, SamplingParameters
+from rollout.requests import SamplingParameters
 
 
 class Policy:
@@ -430,18 +428,3 @@ def test_nothing_is_generated_beyond_the_last_iteration():
 
     assert asyncio.run(run()) == []
     assert len(policy.asked) == 9 * 4
-
-
-def test_speed_of_generation_is_of_all_engines_and_of_each():
-    samples = SampleTable.of([])
-    batch = Batch(samples, grading_seconds=1.0, seconds=4.0, tokens=200, metrics={"rollout/groups_started_count": 3.0})
-    usage = [EngineUsage(0, 4.0, 4.0, 160, 8, 0), EngineUsage(1, 4.0, 1.0, 40, 2, 0), EngineUsage(2, 4.0, 0.0, 0, 0, 0)]
-    assert generation_metrics(batch, usage) == {
-        "perf/rollout_seconds": 4.0,
-        "perf/rollout_tokens_per_second": 50.0,
-        "perf/rollout_idle_share": pytest.approx((0 + 0.75 + 1) / 3),
-        "perf/rollout_engine_0_tokens_per_second": 40.0,
-        "perf/rollout_engine_1_tokens_per_second": 40.0,
-        "rollout/groups_started_count": 3.0,
-    }
-    assert "perf/rollout_idle_share" not in generation_metrics(batch, [])
