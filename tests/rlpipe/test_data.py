@@ -1,10 +1,13 @@
 """Data sets: formats, slices, templates, bad rows by place, resumable order."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from datasets import Dataset
 from hypothesis import given
@@ -102,6 +105,48 @@ def test_prompts_are_rendered_and_long_ones_counted(tmp_path, tokenizer):
     assert (prompt.label, prompt.prompt_id) == ("5", "d/0")
     with pytest.raises(DataError, match="longer than data.max_prompt_tokens = 5"):
         load_prompts([_dataset(path)], tokenizer, max_prompt_tokens=5, skip_bad_rows=False)
+
+
+def test_a_prompt_of_just_the_most_tokens_stays(tmp_path, tokenizer):
+    path = _write_lines(tmp_path / "d.jsonl", [{"prompt": "x" * count, "label": "1"} for count in (9, 10, 11)])
+    dataset = _dataset(path, apply_chat_template=False)
+    lengths = {len(tokenizer.encode("x" * count)): count for count in (9, 10, 11)}
+    assert len(lengths) == 3
+    prompts = load_prompts([dataset], tokenizer, sorted(lengths)[1], False)
+    assert ([len(one.token_ids) for one in prompts.prompts], prompts.too_long) == (sorted(lengths)[:2], 1)
+
+
+@pytest.mark.parametrize(("label", "text"), [(3.5, "3.5"), (-2, "-2"), ("1/3", "1/3")])
+def test_a_label_is_text_or_a_number(tmp_path, tokenizer, label, text):
+    path = _write_lines(tmp_path / "d.jsonl", [{"prompt": "a", "label": label}])
+    (prompt,) = load_prompts([_dataset(path)], tokenizer, 100, False).prompts
+    assert prompt.label == text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_label_of_a_table_is_finite(tmp_path, value):
+    """JSON has no such numbers; Parquet has."""
+    path = tmp_path / "d.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "label": [value]}), path)
+    with pytest.raises(DataError, match=rf"is {value}, not a finite number"):
+        load_rows(_dataset(path), skip_bad_rows=False)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(True, "bool"), (None, "null"), ([1], "list")])
+def test_templates_take_text_and_numbers_alone(tmp_path, tokenizer, value, kind):
+    path = _write_lines(tmp_path / "d.jsonl", [{"prompt": "a", "label": "1", "extra": value, "half": 0.5}])
+    (prompt,) = load_prompts([_dataset(path)], tokenizer, 100, False).prompts
+    assert fill_from_row("{half} of {label}", prompt) == "0.5 of 1"
+    with pytest.raises(DataError, match=f"a column holds {kind}, not text or a number"):
+        fill_from_row("{extra}", prompt)
+
+
+def test_a_row_without_the_column_is_told_with_those_it_has(tmp_path):
+    path = _write_lines(tmp_path / "d.jsonl", [{"question": "a", "\x1b[2J": "b", "label": "1"}])
+    with pytest.raises(DataError) as error:
+        load_rows(_dataset(path), skip_bad_rows=False)
+    shown = ascii("\x1b[2J")  # written, not obeyed by a terminal
+    assert f"one of the columns [{shown}, 'label', 'question'];" in str(error.value)
 
 
 def test_templates_take_columns(tmp_path, tokenizer):
