@@ -250,6 +250,18 @@ def test_packs_of_arrays_and_of_tuples_are_alike_and_carry_each_number_once():
             assert (temperatures == sample.temperature).all()
 
 
+@pytest.mark.parametrize("temperatures", [(0.7, 0.7), (1.0, 0.7), (2.0, 1.0)])
+def test_a_pack_has_the_temperature_of_each_token_where_one_is_not_1(temperatures):
+    samples = [sample_of(str(index), "a", 2, 2).changed(temperature=one) for index, one in enumerate(temperatures)]
+    options = dict(data_parallel=1, aggregation="token_mean", norm_tokens=1)
+    pack = only_pack(pack_for_training(samples, PackLimits(8, 1, 1), **options))
+    assert pack.cu_seqlens_padded == (0, 4, 8)  # no filling, whose temperature is 1
+    by_id = dict(zip("01", temperatures, strict=True))
+    assert pack.temperatures.tolist() == pytest.approx(np.repeat([by_id[name] for name in pack.sample_ids], 4))
+    plain = only_pack(pack_for_training([sample_of("0", "a", 2, 2)], PackLimits(8, 1, 1), **options))
+    assert plain.temperatures is None
+
+
 def flat(packed: TrainingPacks) -> list[Pack]:
     return [pack.laid_out() for rank in packed.ranks for step in rank for pack in step]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlpipe.config.rollout import RolloutConfig
-from rlpipe.generation import meter
+from rlpipe.generation import group_source, meter
 from rlpipe.generation.filters import drop_reason, equal_rewards, truncated
 from rlpipe.generation.group_source import GroupSource, Responded
 from rlpipe.generation.prompt_requests import requests_for_prompt
@@ -241,6 +241,30 @@ def test_graders_are_waited_for_only_while_no_response_is_written(monkeypatch):
     with waiting.generating():
         now += 1
     assert waiting.take() == 2
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("sync", 4), ("one_step_off", 104)])
+def test_a_batch_has_the_seconds_that_were_given_to_it(monkeypatch, mode, seconds):
+    """Where the next one is written while the actor trains, its time began when the last one ended."""
+    now = 1000.0
+    monkeypatch.setattr(group_source, "time", SimpleNamespace(perf_counter=lambda: now))
+    policy = Policy()
+
+    async def grade(episode):
+        nonlocal now
+        now += 0.5
+        return tuple(replace(sample, reward=Reward(1.0, None, "")) for sample in episode)
+
+    policy.grade = grade
+
+    async def run():
+        nonlocal now
+        source = policy.source(mode=mode)
+        first = await source.take(1, 0)
+        now += 100  # in which the actor trains
+        return first, await source.take(2, 1)
+
+    assert sum(batch.seconds for batch in asyncio.run(run())) == seconds
 
 
 def test_filters_look_at_what_was_generated_alone():
