@@ -83,6 +83,7 @@ def _rollouts(engines, said=None, state=StreamState(), pending=(), dataset=None,
         data={"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
         deadlines={"rollout_seconds": seconds},
         rollout={"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
+        algorithm={"old_policy": "rollout"},
     )
     episodes = SimpleNamespace(
         open=lambda client, tokenizer, seed: engines.seeds.append(seed),
@@ -154,3 +155,13 @@ def test_what_is_asked_for_by_itself_comes_in_its_order_and_graded_unless_it_fai
     assert [sample.group_id for sample in samples] == ["a", "b", "c"]
     assert [sample.status is Status.FAILED for sample in samples] == [False, True, False]
     assert [sample.reward is not None for sample in samples] == [True, False, True]
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("sync", True), ("one_step_off", False)])
+def test_what_a_replay_needs_is_kept_where_one_iteration_alone_is_written(mode, kept):
+    with _rollouts(_Engines(), mode=mode) as rollouts:
+        batch = rollouts.take(1, 0)
+    assert (batch.record is not None) == kept
+    if kept:
+        assert [group.tokens for group in batch.record.groups] == [(2, 2), (2, 2)]
+        assert batch.record.seconds == batch.seconds
