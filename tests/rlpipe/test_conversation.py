@@ -11,6 +11,7 @@ from rlpipe.generation.conversation import Conversation, InterruptedResponse
 from rlpipe.generation.filters import drop_reason, group_filters
 from rlpipe.generation.generate_functions import generate_function, single_turn
 from rlpipe.generation.prompt_requests import PromptRequest
+from rlpipe.generation.stop_strings import before_stop
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import ConfigError, RolloutError
 from rlpipe.shared.sample import Prompt, Status, VersionSpan
@@ -260,3 +261,18 @@ def test_the_first_filter_that_drops_gives_the_reason(tokenizer):
     sample = conversation.sample()
     assert drop_reason([sample], group_filters(["truncated"])) is None
     assert drop_reason([sample], group_filters(["truncated", "equal_rewards"])) == "equal_rewards"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "start", "expected"),
+    [
+        ("a</x>b</y>", ("</y>", "</x>"), 0, ("a", "</x>")),  # the first in the text, not in the list
+        ("a</x>b</y>", ("</x>", "</y>"), 5, ("a</x>b", "</y>")),  # of what was sampled
+        ("stop", ("stop",), 0, ("", "stop")),
+        ("abc", ("ab", "abc"), 0, ("", "ab")),
+        ("abc", ("x",), 0, ("abc", None)),
+        ("abc", (), 0, ("abc", None)),
+    ],
+)
+def test_a_text_ends_before_the_first_stop_string(text, stop, start, expected):
+    assert before_stop(text, stop, start) == expected
