@@ -29,7 +29,8 @@ def train(
 
     Raises CalledProcessError when the run fails.
     """
-    places = [f"run.directory={folder}", f"run.name={name}"]
+    # At a benchmark's limit there is nobody to go on from a checkpoint, which may fill a disk.
+    places = [f"run.directory={folder}", f"run.name={name}", "fault.grace_seconds=0"]
     arguments = [sys.executable, "-m", "rlpipe", command, config, *places, *settings]
     variables = {**os.environ, **(environment or {})}
     metrics, read = folder / name / "metrics.jsonl", 0
