@@ -16,6 +16,7 @@ from rlpipe.monitoring.metric_dictionary import check_names
 from rlpipe.monitoring.report.episodes import episode_articles
 from rlpipe.monitoring.transcripts import transcripts
 from rlpipe.shared.sample import Reward
+from rlpipe.shared.turn import Outcome, ToolUse, Turn
 from rlpipe.training.episode_metrics import episode_metrics
 
 SETTINGS = {"name": "search", "format": "text", "tool_format": "brackets"}
@@ -51,6 +52,48 @@ def test_metrics_tell_of_turns_tools_and_states(episodes):
     assert (metrics["episode/ended_done_count"], metrics["episode/trained_share"]) == (3, 1)
     assert (metrics["episode/state_calls_mean"], metrics["episode/state_right_share_mean"]) == (2, 1)
     assert episode_metrics(episodes[3:]) == {}
+
+
+def test_metrics_of_turns_and_tools_by_hand(episodes):
+    first, second, *_ = episodes
+    uses = ToolUse("find", 0.5), ToolUse("find", 4.0, "timeout", retries=2, cut=True), ToolUse("add", 1.0, "error")
+    turns = Turn(0, 2, 0, model_seconds=1.0, tool_seconds=5.0, tools=uses[:2]), Turn(2, 5, 1, model_seconds=2.0)
+    more = (Turn(0, 3, 0, model_seconds=4.0, tool_seconds=1.0, tools=uses[2:]),)
+    states = {"score": 3, "share": 0.5, "won": True, "name": "x", "no name": 7}, {"score": 5}
+    changed = [
+        (
+            replace(
+                episode[0],
+                turns=taken,
+                loss_mask=(1, 0) + (0,) * (len(episode[0].loss_mask) - 2),
+                outcome=Outcome(len(taken), success=number == 0, state=state, ended="done", cleanup_failed=number == 1),
+            ),
+        )
+        for number, (episode, taken, state) in enumerate(zip((first, second), (turns, more), states, strict=True))
+    ]
+    metrics = episode_metrics(changed)
+    check_names(metrics)
+    assert metrics == {
+        "episode/turns_mean": 1.5,
+        "episode/turns_max": 2.0,
+        "episode/model_mean_seconds": 3.5,
+        "episode/tool_mean_seconds": 3.0,
+        "episode/trained_share": 2 / 8,
+        "episode/tool_calls_count": 3.0,
+        "episode/tool_failures_count": 2.0,
+        "episode/tool_failures_timeout_count": 1.0,
+        "episode/tool_failures_error_count": 1.0,
+        "episode/tool_call_max_seconds": 4.0,
+        "episode/tool_retries_count": 2.0,
+        "episode/cut_answers_count": 1.0,
+        "episode/special_text_answers_count": 0.0,
+        "episode/success_share": 0.5,
+        "episode/ended_done_count": 2.0,
+        "episode/cleanup_failures_count": 1.0,
+        "episode/state_score_mean": 4.0,
+        "episode/state_share_mean": 0.5,
+        "episode/state_won_mean": 1.0,
+    }
 
 
 def test_a_transcript_holds_every_token_once_and_the_page_escapes_what_was_written(episodes, tokenizer):
