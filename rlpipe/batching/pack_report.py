@@ -28,7 +28,6 @@ class PackReport:
     trained_tokens: int
     padding_tokens: int
     capacity_tokens: int
-    largest_pack_tokens: int
     rank_imbalance: float
     slot_imbalance: float
     oversize_ids: tuple[str, ...]
@@ -70,7 +69,7 @@ def report_on(
     oversize_ids: Sequence[str] = (),
 ) -> PackReport:
     """Measure plans. `steps`: each optimizer step's plan with the real lengths (int64 [n]) that its indices mean."""
-    real = padded = sequences = dummies = largest = 0
+    real = padded = sequences = dummies = 0
     slowest_rank = slowest_slots = mean_rank = 0.0
     for plan, lengths in steps:
         costs = cost(lengths)
@@ -81,7 +80,7 @@ def report_on(
         pack_costs = np.bincount(numbers, costs[members], len(packs)).reshape(len(plan.ranks), -1)
         sizes = _pack_tokens(np.bincount(numbers, padded_lengths[members], len(packs)).astype(np.int64), limits)
         real += int(lengths[members].sum())
-        padded, largest = padded + int(sizes.sum()), max(largest, int(sizes.max()))
+        padded += int(sizes.sum())
         sequences += len(members)
         dummies += sum(not pack for pack in packs)
         slowest_rank += float(pack_costs.sum(axis=1).max())
@@ -97,7 +96,6 @@ def report_on(
         trained_tokens=trained_tokens,
         padding_tokens=padded - real,
         capacity_tokens=packs_count * limits.budget_tokens,
-        largest_pack_tokens=largest,
         rank_imbalance=slowest_rank / mean_rank if mean_rank else 1.0,
         slot_imbalance=slowest_slots / mean_rank if mean_rank else 1.0,
         oversize_ids=tuple(oversize_ids),

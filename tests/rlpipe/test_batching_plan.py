@@ -183,6 +183,28 @@ def test_imbalance_is_measured_over_ranks_and_over_slots():
     assert uneven.rank_imbalance == pytest.approx(16 / 14)
 
 
+def test_a_report_by_hand_of_two_steps():
+    """Budgets of 8 with padding to 4: the first step fills 8 + 8 of 4 packs with 5 + 3 and 8 tokens, where two ranks
+    have a pack of nothing; the second one pack of each rank."""
+    limits = PackLimits(8, 1, 4)
+    first = replace(
+        plan_packs(np.array([8, 8]), limits, 2, lambda n: n.astype(float)), ranks=(((0, 1), ()), ((2,), ()))
+    )
+    second = plan_packs(np.array([6, 2]), limits, 2, lambda n: n.astype(float))
+    steps = [(first, np.array([5, 2, 8])), (second, np.array([6, 2]))]
+    report = report_on(steps, limits, lambda n: n.astype(float), trained_tokens=9, oversize_ids=("a", "b", "c", "d"))
+    assert (report.steps, report.packs, report.dummy_packs, report.sequences) == (2, 6, 2, 5)
+    assert (report.real_tokens, report.padding_tokens, report.capacity_tokens) == (23, 1 + 8 + 2 + 2, 48)
+    slowest, mean = 8 + 6, (15 + 8) / 2
+    assert report.rank_imbalance == report.slot_imbalance == pytest.approx(slowest / mean)
+    assert str(report) == (
+        "5 sequences, 6 packs (2 dummy) in 2 steps, fill 47.9%, cost of the slowest rank 21.7% above the mean; "
+        "4 sequences longer than a pack left out (a, b, c, ...)"
+    )
+    nothing = report_on([], limits, lambda n: n.astype(float))
+    assert (nothing.rank_imbalance, nothing.slot_imbalance) == (1, 1)
+
+
 def test_cost_per_length_calls_a_scalar_model_once_per_length():
     calls = []
 
