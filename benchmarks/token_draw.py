@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _seconds(forward: Any, logits: torch.Tensor) -> float:
-    """Of a draw; SGLang's leaves probabilities where logits were, which takes it the same time again."""
+    """Of a draw, again and again from one tensor, in which SGLang's sampler leaves what it made of it."""
     taken, batch = sampler(), plain_batch(len(logits))
     return seconds_per_call(lambda: forward(taken, output_of(logits), batch, True, [0], [None], None), _ROUNDS)
 

@@ -309,7 +309,7 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     engines, engine = config.rollout.engines, config.rollout.engine
     running = min(memory.engine.most_requests, -(-lengths.samples // engines))
     waves = -(-lengths.samples // (engines * running))
-    sharing = samples_of_a_prompt(config, model, lengths.prompt_tokens)
+    sharing = samples_of_a_prompt(config, model, cluster, lengths.prompt_tokens)
     computed = -(-lengths.samples // sharing)
     prompts = _prefill_seconds(config, model, cluster, lengths.prompt_tokens, computed) / engines
     own_tokens = lengths.prompt_tokens / sharing
@@ -324,12 +324,12 @@ def _rollout_seconds(config: Config, model: Model, cluster: ClusterConfig, memor
     return prompts + waves * (again + decoding)
 
 
-def samples_of_a_prompt(config: Config, model: Model, prompt_tokens: float) -> int:
+def samples_of_a_prompt(config: Config, model: Model, cluster: ClusterConfig, prompt_tokens: float) -> int:
     """For how many requests an engine computes and keeps a prompt once: those of a group, where it has a cache of
-    prefixes (rollout/shared_prompts.py)."""
+    prefixes (rollout/shared_prompts.py), which on a CPU those of recurrent states have not."""
     engine = config.rollout.engine
     recurrent = any(isinstance(layer.mixer, GatedDeltaNet) for layer in model.shape.layers)
-    forgets = recurrent and forgets_prefixes(engine, model.architecture, config.reuses_prefixes)
+    forgets = recurrent and (not cluster.gpus or forgets_prefixes(engine, model.architecture, config.reuses_prefixes))
     if engine.sglang.get("disable_radix_cache", forgets) or prompt_tokens < LEAST_SHARED_TOKENS:
         return 1
     return config.rollout.samples_per_prompt

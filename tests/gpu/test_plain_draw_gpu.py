@@ -53,7 +53,6 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(columns):
         torch.zeros(50, device="cuda", dtype=torch.float64).index_add(0, groups, one) for one in (counts, expected)
     )
     assert ((found - wanted) ** 2 / wanted).sum() < 100
-    assert counts[:2].sum() > 0
 
 
 def test_equal_seeds_draw_equal_tokens_whatever_is_beside_them():

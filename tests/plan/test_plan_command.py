@@ -18,6 +18,7 @@ from rlpipe.config.load import load_config
 from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, Model, load_model
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan, planned_lengths
+from rlpipe.estimate.seconds import samples_of_a_prompt
 from rlpipe.model.families import FAMILIES
 from rlpipe.shared.project_files import CLUSTERS
 from rlpipe.shared.project_files import ROOT as PROJECT
@@ -301,6 +302,21 @@ def test_a_prompt_is_computed_and_kept_once_for_its_group():
     assert rollout(alone) == pytest.approx(8 * rollout(), rel=0.05)  # next to nothing but prompts
     short = "data.max_prompt_tokens=63"
     assert rollout(short, alone) == rollout(short)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "cluster", "sharing"),
+    [
+        ("qwen3_0_6b_gsm8k", "Qwen3-0.6B", "local_cpu", True),
+        ("qwen3_5_9b_dapo", "Qwen3.5-9B", "local_cpu", False),  # recurrent states have no cache of prefixes there
+        ("qwen3_5_9b_dapo", "Qwen3.5-9B", "local_1x141gb", True),  # prompts that are long beside responses
+    ],
+)
+def test_prompts_are_shared_where_there_is_a_cache_of_prefixes(recipe, model, cluster, sharing):
+    settings = [f"model.path={model}", "data.max_prompt_tokens=4096"]
+    config = load_config(Path(f"configs/recipes/{recipe}.yaml"), settings)
+    found = samples_of_a_prompt(config, planned_model(config), load_cluster(cluster), 4096)
+    assert config.reuses_prefixes and found == (config.rollout.samples_per_prompt if sharing else 1)
 
 
 def test_rollouts_take_longer_where_sglang_draws_the_tokens():

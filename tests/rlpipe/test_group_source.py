@@ -246,25 +246,8 @@ def test_graders_are_waited_for_only_while_no_response_is_written(monkeypatch):
 @pytest.mark.parametrize(("mode", "seconds"), [("sync", 4), ("one_step_off", 104)])
 def test_a_batch_has_the_seconds_that_were_given_to_it(monkeypatch, mode, seconds):
     """Where the next one is written while the actor trains, its time began when the last one ended."""
-    now = 1000.0
-    monkeypatch.setattr(group_source, "time", SimpleNamespace(perf_counter=lambda: now))
-    policy = Policy()
-
-    async def grade(episode):
-        nonlocal now
-        now += 0.5
-        return tuple(replace(sample, reward=Reward(1.0, None, "")) for sample in episode)
-
-    policy.grade = grade
-
-    async def run():
-        nonlocal now
-        source = policy.source(mode=mode)
-        first = await source.take(1, 0)
-        now += 100  # in which the actor trains
-        return first, await source.take(2, 1)
-
-    assert sum(batch.seconds for batch in asyncio.run(run())) == seconds
+    batches = two_batches(monkeypatch, group_source, grading_seconds=0.5, mode=mode)
+    assert sum(batch.seconds for batch in batches) == seconds
 
 
 def test_filters_look_at_what_was_generated_alone():
@@ -280,25 +263,32 @@ def sample_of(sample_id: str, status: Status) -> Sample:
 
 
 def test_graders_are_waited_for_within_an_iteration_alone(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
+    batches = two_batches(monkeypatch, meter, grading_seconds=0.25)
+    assert [batch.grading_seconds for batch in batches] == [0.25, 0.25]
+
+
+def two_batches(monkeypatch, clocked_module, grading_seconds, **settings):
+    """Of a source whose graders take that long by the clock of `clocked_module`, and after the first of which the actor
+    trains for 100 seconds."""
+    now = 1000.0
+    monkeypatch.setattr(clocked_module, "time", SimpleNamespace(perf_counter=lambda: now))
     policy = Policy()
 
     async def grade(episode):
         nonlocal now
-        now += 0.25
+        now += grading_seconds
         return tuple(replace(sample, reward=Reward(1.0, None, "")) for sample in episode)
 
     policy.grade = grade
 
     async def run():
         nonlocal now
-        source = policy.source()
+        source = policy.source(**settings)
         first = await source.take(1, 0)
-        now += 100  # in which the actor trains
+        now += 100
         return first, await source.take(2, 1)
 
-    assert [batch.grading_seconds for batch in asyncio.run(run())] == [0.25, 0.25]
+    return asyncio.run(run())
 
 
 def test_a_response_that_is_interrupted_again_counts_its_new_tokens_alone():

@@ -171,7 +171,7 @@ def _memory_lines(planned: Plan) -> list[str]:
     longest = planned.config.longest_sequence_tokens
     together = f"{engine.concurrency:,} requests of {longest:,} tokens run at the same time"
     prompt = planned.config.data.max_prompt_tokens
-    sharing = samples_of_a_prompt(planned.config, planned.model, prompt)
+    sharing = samples_of_a_prompt(planned.config, planned.model, planned.cluster, prompt)
     begin = min(engine.most_requests, engine.kv_tokens * sharing // prompt)
     if begin > engine.concurrency:
         together = f"{begin:,} requests begin together, {engine.concurrency:,} of {longest:,} tokens have room"
