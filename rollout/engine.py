@@ -163,7 +163,7 @@ class Engine:
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Has these requests answer now with status ABORTED and what they have, unless they have ended meanwhile."""
         self._watch.check()
-        self._responses.release(request_ids)
+        await self._responses.release(request_ids)
 
     async def sleep(self, parts: tuple[DeviceMemory, ...]) -> float:
         """Gives the device memory of `parts` back once running requests have ended. What was in it is lost.

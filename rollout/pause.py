@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-_ABORT_EVERY_SECONDS = 0.05
+ABORT_EVERY_SECONDS = 0.05
 
 
 class GenerationPause:
@@ -61,7 +61,7 @@ class GenerationPause:
                 abort()
             async with self._changed:
                 try:
-                    timeout = None if abort is None else _ABORT_EVERY_SECONDS
+                    timeout = None if abort is None else ABORT_EVERY_SECONDS
                     await asyncio.wait_for(self._changed.wait_for(lambda: not self._running), timeout)
                 except TimeoutError:
                     continue

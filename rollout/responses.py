@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup
 from rollout.engine_usage import UsageClock, added_counts
 from rollout.healing import Pulse
 from rollout.partial_response import PartialResponse, interrupted, without_overshoot
-from rollout.pause import GenerationPause
+from rollout.pause import ABORT_EVERY_SECONDS, GenerationPause
 from rollout.progress import Progress
 from rollout.reported_routes import decoded_routes
 from rollout.requests import GenerateRequest, Generation, SamplingParameters, sglang_sampling
@@ -78,7 +78,7 @@ class ResponseWriter:
         caches = not self._manager.server_args.disable_radix_cache
         self._prompts = SharedPrompts(self._prefill if caches else None)
         self._aborts = 0
-        self._writing: set[str] = set()
+        self._writing: dict[str, asyncio.Task[Generation]] = {}
         self._released: set[str] = set()
         self._tokens_at_once = setup.engine.draft.verified_tokens
         self.version = 0
@@ -100,22 +100,28 @@ class ResponseWriter:
             raise RolloutError(f"request {request.request_id!r} has an empty prompt; engines need at least one token")
 
     def start(self, requests: Sequence[GenerateRequest]) -> set[asyncio.Task[Generation]]:
-        """A task for each of `requests`, which came together."""
+        """A task for each of `requests`, which came together: it answers with the whole response. It waits while
+        generation is paused, and goes on after interruptions by new weights; only `abort_all` and `release` end it
+        early."""
         self._prompts.expect(requests)
-        return {asyncio.create_task(self.write(request)) for request in requests}
+        return {self._started(request) for request in requests}
 
-    async def write(self, request: GenerateRequest) -> Generation:
-        """The whole response. It waits while generation is paused, and goes on after interruptions by new weights; only
-        `abort_all` and `release` end it early."""
-        self._writing.add(request.request_id)
-        try:
-            with self._prompts.running(request):
-                return await self._write(request)
-        finally:
-            self._writing.discard(request.request_id)
-            self._released.discard(request.request_id)
+    def _started(self, request: GenerateRequest) -> asyncio.Task[Generation]:
+        name = request.request_id
+        task = self._writing[name] = asyncio.create_task(self._write(request))
+        task.add_done_callback(lambda ended: self._forget(name, ended))
+        return task
+
+    def _forget(self, name: str, ended: asyncio.Task[Generation]) -> None:
+        if self._writing.get(name) is ended:
+            del self._writing[name]
+            self._released.discard(name)
 
     async def _write(self, request: GenerateRequest) -> Generation:
+        with self._prompts.running(request):
+            return await self._whole(request)
+
+    async def _whole(self, request: GenerateRequest) -> Generation:
         begin, aborts = time.perf_counter(), self._aborts
         limit, ends, work = request.sampling.max_new_tokens, self._end_ids(request.sampling), _Work()
         # What was partial may be whole: asked for no token, SGLang answers with the log-probability of one.
@@ -144,12 +150,18 @@ class ResponseWriter:
             text=None if self._tokenizer is None else text_of(partial.token_ids, self._tokenizer),
         )
 
-    def release(self, request_ids: Sequence[str]) -> None:
-        """These end as they are, if they are being written: another engine goes on with them."""
-        self._released |= self._writing.intersection(request_ids)
-        self._batches.send()
-        for name in self._progress.sglang_ids(self._released):
-            self._manager.abort_request(rid=name)
+    async def release(self, request_ids: Collection[str]) -> None:
+        """These end as they are, if they are being written: another engine goes on with them. Returns when they have.
+
+        SGLang is told again and again: it passes over what it does not know yet, because it waits for its prompt.
+        """
+        writing = {self._writing[name] for name in request_ids if name in self._writing}
+        self._released.update(name for name in request_ids if name in self._writing)
+        while writing:
+            self._batches.send()
+            for name in self._progress.sglang_ids(self._released):
+                self._manager.abort_request(rid=name)
+            _, writing = await asyncio.wait(writing, timeout=ABORT_EVERY_SECONDS)
 
     def _ends_early(self, request: GenerateRequest, aborts: int) -> bool:
         return self._aborts != aborts or request.request_id in self._released

@@ -12,6 +12,7 @@ from rollout_requests import generate, make_requests
 
 from rlpipe.config.fault import FaultConfig
 from rlpipe.config.rollout import RolloutConfig
+from rlpipe.estimate.engine_pools import LEAST_SHARED_TOKENS
 from rlpipe.shared.errors import EngineFailure
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.client import EngineClient
@@ -180,16 +181,18 @@ def test_an_engine_may_be_lost_while_a_response_moves(lost):
 
 
 @pytest.mark.timeout(300)
-def test_real_engines_hand_on_what_they_write(dense_pool):
-    """Engine 0 is asked to end requests early that engine 1 goes on with: the tokens are those of one engine."""
-    requests = make_requests(8, new_tokens=400)
+@pytest.mark.parametrize("written", [False, True])
+def test_real_engines_hand_on_what_they_write(dense_pool, written):
+    """Engine 0 is asked to end requests early that engine 1 goes on with: the tokens are those of one engine. Some are
+    written by then; or engine 0 still waits for the prompt that they share, so that SGLang knows none of them."""
+    requests = sharing_a_prompt(make_requests(8, new_tokens=400))
     whole = generate(dense_pool, requests)
 
     async def move_meanwhile():
         client = EngineClient(dense_pool._fleet, 16, keep_tokens=True, follow_prefixes=False, migrates=True)
         asked = [asyncio.ensure_future(client.generate(one)) for one in requests]
-        while not any(client.running_lengths()):
-            await asyncio.sleep(0.02)
+        while not (any(client.running_lengths()) if written else client.busy_engines()):
+            await asyncio.sleep(0)
         (first, *_) = dense_pool.serving()
         names = [name for name, owner in client._owners.items() if owner is first]
         client._leaving.update(dict.fromkeys(names, 1))
@@ -204,6 +207,11 @@ def test_real_engines_hand_on_what_they_write(dense_pool):
     assert [one.token_ids for one in answers] == [one.token_ids for one in whole]
     assert {one.engine for one in answers} == {1}
     assert all(one.status is Status.TRUNCATED and len(one.logprobs) == 400 for one in answers)
+
+
+def sharing_a_prompt(requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    prompt = tuple(range(LEAST_SHARED_TOKENS))
+    return [replace(one, prompt_ids=prompt, group_id="group") for one in requests]
 
 
 @pytest.mark.parametrize(
