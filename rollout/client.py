@@ -56,7 +56,7 @@ class EngineClient:
         self._migrates = migrates
         self._pace: Pace | None = None
         self._leaving: dict[str, int] = {}
-        self._moved: set[str] = set()
+        self._moved: dict[str, Generation] = {}
         self._look: asyncio.TimerHandle | None = None
         self._look_seconds = _LOOK_SECONDS
         self._assigning = False
@@ -238,15 +238,15 @@ class EngineClient:
         self._note_span(request, generation)
         target = self._leaving.pop(request.request_id, None)
         if target is not None and generation.status is Status.ABORTED and not self._aborting:
-            self._hand_over(engine, replace(request, partial=generation.partial), target)
+            self._hand_over(engine, request, generation, target)
             return
         self._dispatcher.finished(engine.index, request)
         self._resolve(generation)
 
-    def _hand_over(self, engine: RunningEngine, request: GenerateRequest, target: int) -> None:
+    def _hand_over(self, engine: RunningEngine, request: GenerateRequest, written: Generation, target: int) -> None:
         """What `engine` has ended early goes on at `target`."""
-        self._moved.add(request.request_id)
-        self._requests[request.request_id] = request
+        self._moved[request.request_id] = written
+        self._requests[request.request_id] = request = replace(request, partial=written.partial)
         del self._owners[request.request_id]
         self._dispatcher.move(engine.index, request, target)
         self._assign_soon()
@@ -290,7 +290,8 @@ class EngineClient:
         del self._requests[generation.request_id]
         self._owners.pop(generation.request_id, None)
         self._begins.pop(generation.request_id, None)
-        self._moved.discard(generation.request_id)
+        if (before := self._moved.pop(generation.request_id, None)) is not None:
+            generation = generation.with_work_of(before)
         answer = self._answers.pop(generation.request_id, None)
         if answer is not None and not answer.done():  # gone after a failure, done when who asked was cancelled
             answer.set_result(generation)

@@ -1,15 +1,9 @@
 """How much an engine worked."""
 
 import time
-from itertools import zip_longest
 
 from rlpipe.shared.phases import Span
-from rollout.requests import EngineUsage
-
-
-def added_counts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Two histograms as one, as long as the longer of them."""
-    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+from rollout.requests import EngineUsage, added_counts
 
 
 class UsageClock:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from rlpipe.config.data import EvalConfig, EvalDatasetConfig, SamplingOverrides
@@ -161,6 +162,22 @@ class Generation:
     @property
     def partial(self) -> PartialResponse:
         return PartialResponse(self.token_ids, self.logprobs, self.versions, self.routes)
+
+    def with_work_of(self, before: "Generation") -> "Generation":
+        """With what another engine did for the same request before this one went on."""
+        return replace(
+            self,
+            seconds=before.seconds + self.seconds,
+            retractions=before.retractions + self.retractions,
+            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
+            cached_tokens=before.cached_tokens + self.cached_tokens,
+            kept_drafts=added_counts(before.kept_drafts, self.kept_drafts),
+        )
+
+
+def added_counts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Two histograms as one, as long as the longer of them."""
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
 
 
 @dataclass(frozen=True)

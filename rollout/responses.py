@@ -13,13 +13,13 @@ from rlpipe.shared.number_arrays import Logprobs, TokenIds
 from rlpipe.shared.replaced_parts import relies_on
 from rlpipe.shared.sample import Status
 from rollout.arguments import CONTEXT_RESERVE_TOKENS, EngineSetup
-from rollout.engine_usage import UsageClock, added_counts
+from rollout.engine_usage import UsageClock
 from rollout.healing import Pulse
 from rollout.partial_response import PartialResponse, interrupted, without_overshoot
 from rollout.pause import ABORT_EVERY_SECONDS, GenerationPause
 from rollout.progress import Progress
 from rollout.reported_routes import decoded_routes
-from rollout.requests import GenerateRequest, Generation, SamplingParameters, sglang_sampling
+from rollout.requests import GenerateRequest, Generation, SamplingParameters, added_counts, sglang_sampling
 from rollout.response_text import text_of
 from rollout.sglang_patches.request_batches import RequestBatches
 from rollout.shared_prompts import SharedPrompts

@@ -92,6 +92,10 @@ def test_a_request_goes_where_it_is_to_move_and_elsewhere_if_that_is_lost():
     assert dispatcher.take_counts() == RoutingCounts(moved_responses=2, read_tokens=5 + 2)
 
 
+# Of each engine for each of its answers: seconds, retractions, prompt tokens, cached ones and kept drafts.
+WORK = [(0.25, 1, 5, 4, (3, 1)), (0.5, 2, 30, 8, (1, 0, 7))]
+
+
 class _Engine:
     """Writes the tokens of its requests, 0, 1, 2 and so on, one after a while and as many as the seed says, or until a
     request is released."""
@@ -120,7 +124,10 @@ class _Engine:
         self.released.discard(request.request_id)
         status = Status.COMPLETED if len(tokens) == request.seed else Status.ABORTED
         spans = (VersionSpan(1, len(tokens)),)
-        return Generation(request.request_id, tuple(tokens), (-1.0,) * len(tokens), status, spans, self.index, 0.1, 0)
+        logprobs, (seconds, retractions, *work) = (-1.0,) * len(tokens), WORK[self.index]
+        return Generation(
+            request.request_id, tuple(tokens), logprobs, status, spans, self.index, seconds, retractions, None, *work
+        )
 
     async def _release(self, names):
         self.told += names
@@ -160,7 +167,13 @@ def test_what_one_engine_began_another_ends():
     routing = client.take_routing()
     assert actors[0].told == ["f"] and routing.moved_responses == 1 and routing.read_tokens > 10
     assert {one.engine for one in answers if one.request_id in "bcef"} == {1}
+    moved, here, there = (next(one for one in answers if one.request_id == name) for name in "fae")
+    assert [_work(one) for one in (moved, here, there)] == [(0.75, 3, 35, 12, (4, 1, 7)), *WORK]
     assert client.busy_engines() == []
+
+
+def _work(one: Generation) -> tuple:
+    return one.seconds, one.retractions, one.prompt_tokens, one.cached_tokens, one.kept_drafts
 
 
 @pytest.mark.parametrize("lost", [0, 1])
