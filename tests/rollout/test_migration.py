@@ -50,6 +50,23 @@ def test_what_gains_nothing_stays(engines, pace):
     assert worthwhile_moves(engines, pace) == []
 
 
+@pytest.mark.parametrize(("read_tokens", "moves"), [(160, 1), (161, 0)])
+def test_a_token_that_is_read_again_costs_a_quarter_of_a_written_one(read_tokens, moves):
+    """What has 20 tokens left gains two seconds with each."""
+    engines = {0: running(1000, 40, 30, 20, read_tokens=read_tokens), 1: []}
+    assert len(worthwhile_moves(engines, STEEP)[:1]) == moves
+
+
+def test_what_is_gained_is_that_of_evening_out_in_the_end():
+    assert worthwhile_moves({0: running(*range(100, 110)), 1: []}, Pace(30.0, 1.0))[0] == Move("r100", 0, 1)
+    assert worthwhile_moves({0: running(100, 110, 120), 1: []}, Pace(27.0, 1.0)) == []  # of three one engine keeps two
+
+
+def test_the_engine_that_ends_last_is_the_one_with_the_most_seconds_left():
+    engines = {0: running(100, 90, 80, 70), 1: running(120), 2: []}
+    assert worthwhile_moves(engines, STEEP)[0] == Move("r70", 0, 2)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_moves_end_and_never_make_the_last_end_later(seed):
     drawn = random.Random(seed)
