@@ -342,6 +342,10 @@ class ActorGroup:
             for rank, worker in enumerate(self._workers)
         ]
 
+    def check_alive(self, phase: str) -> None:
+        """Raises ActorLostError where a process has ended, which may be why others failed in `phase`."""
+        CallWatch(self._addresses, phase, self._config.fault.probe_seconds).check_alive()
+
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         return [worker.run.remote(method, *arguments) for worker in self._workers]
 

@@ -27,7 +27,7 @@ class CallWatch:
         self._every_seconds = every_seconds
         self._begin = time.monotonic()
         self._next = self._begin + every_seconds
-        self._stopped: set[WorkerAddress] = set()
+        self._silent: set[WorkerAddress] = set()
 
     @property
     def is_due(self) -> bool:
@@ -35,18 +35,27 @@ class CallWatch:
         return time.monotonic() >= self._next
 
     def look(self) -> None:
-        """Raises ActorLostError for a process that is found stopped twice in a row: it never answers."""
+        """Raises ActorLostError for a process that is found stopped, or gone, twice in a row: it never answers, or has
+        answered, and others wait for it. Of one that owes an answer Ray says sooner that it is gone."""
         if not self.is_due:
             return
         states = process_states(self.workers)
-        stopped = {worker for worker in self.workers if states.get(worker.name) == "stopped"}
-        if both := [worker for worker in self.workers if worker in stopped & self._stopped]:
+        silent = {worker for worker in self.workers if states.get(worker.name) in ("stopped", "gone")}
+        again = [worker for worker in self.workers if worker in silent & self._silent]
+        if gone := [worker for worker in again if states[worker.name] == "gone"]:
+            raise self._died(gone)
+        if again:
             raise ActorLostError(
-                f"{self._phase}: {_names(both)} of the actor hangs: its process was stopped by a signal, so it has "
+                f"{self._phase}: {_names(again)} of the actor hangs: its process was stopped by a signal, so it has "
                 f"no stack to show; noticed {time.monotonic() - self._begin:.0f} seconds after the call"
             )
-        self._stopped = stopped
+        self._silent = silent
         self._next = time.monotonic() + self._every_seconds
+
+    def check_alive(self) -> None:
+        """Raises ActorLostError where a process has ended."""
+        if gone := self._gone():
+            raise self._died(gone)
 
     def late(self, slow: Sequence[WorkerAddress], seconds: float) -> RlpipeError:
         """The error for a late call: because of those slow ranks that do not wait for others."""
@@ -63,20 +72,22 @@ class CallWatch:
     def failed(self, error: Exception, index: int) -> Exception:
         """The error to raise for what worker `index` answered with, or for what Ray says about it."""
         if isinstance(error, ENDED):
-            gone = self.workers[index : index + 1]
-            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died ({why_ended(error)}){_log(gone)}")
+            return self._died(self.workers[index : index + 1], f" ({why_ended(error)})")
         if not isinstance(error, ray.exceptions.RayTaskError):
             return error
         if isinstance(error.cause, RlpipeError):
             return error.cause
         if gone := self._gone():
-            return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died{_log(gone)}")
+            return self._died(gone)
         if not _BROKEN.search(str(error)):
             return error
         name = self.workers[index].name
         return ActorLostError(
             f"{self._phase}: an exchange of {name} with the others failed ({last_line(error)}). Its stack:\n{error}"
         )
+
+    def _died(self, gone: Sequence[WorkerAddress], why: str = "") -> ActorLostError:
+        return ActorLostError(f"{self._phase}: {_names(gone)} of the actor died{why}{_log(gone)}")
 
     def _gone(self) -> list[WorkerAddress]:
         """Processes that have ended. A peer notices that before the system says so."""

@@ -36,8 +36,8 @@ class FaultConfig(Section):
     checkpoint or, where there is none, from the run's beginning. Later iterations are done again, on the same data."""
 
     probe_seconds: float = Field(5.0, gt=0)
-    """While a call of the actor runs, its processes are looked at this often; one that a signal has stopped is lost
-    when it is found so twice in a row."""
+    """While a call of the actor runs, its processes are looked at this often; one that a signal has stopped, or that
+    is gone after its answer, is lost when it is found so twice in a row."""
 
     grace_seconds: float = Field(60.0, ge=0)
     """On SIGTERM or Ctrl-C: the longest time to end an update that has begun and to save a checkpoint. 0 saves none."""

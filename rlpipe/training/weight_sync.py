@@ -106,7 +106,7 @@ class WeightSync:
             return report
 
         report, receipts = together(sent, lambda: self._collect(calls, "weight_sync", failed.is_set))
-        if _is_incomplete(calls.engines, receipts, report.failure):
+        if self._is_incomplete(calls.engines, receipts, report.failure, "weight_sync"):
             return None
         if self._config.weight_sync.verify:
             _compare(report.checksums, receipts)
@@ -121,8 +121,9 @@ class WeightSync:
         groups = self._shared_buffers(engines) if self._config.ray.colocate else [self._broadcast_group(len(engines))]
         calls = self._pool.weights.join(groups, engines)
         joining = self._actor.begin_join_weight_groups(groups, calls.references)
-        failure, joined = together(joining.result, lambda: self._collect(calls, "joining the weight group"))
-        if _is_incomplete(engines, joined, failure):
+        phase = "joining the weight group"
+        failure, joined = together(joining.result, lambda: self._collect(calls, phase))
+        if self._is_incomplete(engines, joined, failure, phase):
             return False
         self._joined = engines
         return len(joined) == len(engines)
@@ -131,6 +132,21 @@ class WeightSync:
         self, calls: "EngineCalls", phase: str, in_vain: Callable[[], bool] = lambda: False
     ) -> dict["RunningEngine", Any]:
         return self._pool.collect(calls, self._config.deadlines.weight_sync_seconds, phase, in_vain)
+
+    def _is_incomplete(
+        self, engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str, phase: str
+    ) -> bool:
+        """Whether a call did not work because an engine was lost. Raises the error where none was.
+
+        failure: of the actor's side, empty where there is none.
+        """
+        errors = [answer for answer in answers.values() if isinstance(answer, RlpipeError)]
+        if not errors and not failure:
+            return False
+        if any(engine.is_lost for engine in engines):
+            return True
+        self._actor.check_alive(phase)  # one that had answered when it was lost has no call that would tell
+        raise errors[0] if errors else WeightSyncError(failure)
 
     def _shared_buffers(self, engines: Sequence["RunningEngine"]) -> list[WeightGroup]:
         """For each engine it and the actor's processes on its devices, which are the next ones in order."""
@@ -155,19 +171,6 @@ class WeightSync:
             in_flight_bytes=2 * self._config.weight_sync.bucket_bytes,
             key=store.key,
         )
-
-
-def _is_incomplete(engines: Sequence["RunningEngine"], answers: Mapping["RunningEngine", Any], failure: str) -> bool:
-    """Whether a call did not work because an engine was lost. Raises the error where none was.
-
-    failure: of the actor's side, empty where there is none.
-    """
-    errors = [answer for answer in answers.values() if isinstance(answer, RlpipeError)]
-    if not errors and not failure:
-        return False
-    if any(engine.is_lost for engine in engines):
-        return True
-    raise errors[0] if errors else WeightSyncError(failure)
 
 
 def _new_name() -> str:

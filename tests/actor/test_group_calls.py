@@ -112,6 +112,38 @@ def test_a_process_that_is_stopped_before_it_says_where_it_is_is_noticed_and_end
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def waiting(rank: int):
+    """A process of the actor whose rank 0 has joined a weight group at once, and whose others wait for it."""
+
+    class Waiting:
+        def run(self, method, *arguments):
+            if method == "join_weight_groups" and rank > 0:
+                time.sleep(600)
+            return ""
+
+    return ray.remote(Waiting).options(num_cpus=0).remote()
+
+
+def test_a_process_that_is_lost_after_its_answer_is_noticed_while_others_wait(ray_session):
+    workers = [waiting(0), waiting(1)]
+    config = small_config(deadlines={"weight_sync_seconds": 30}, fault={"probe_seconds": 0.2})
+    group = ActorGroup(config, workers, [])
+    ray.get([worker.run.remote("be there") for worker in workers])
+    group._addresses = [address_in_table(worker, f"actor-{rank}") for rank, worker in enumerate(workers)]
+    joining = group.begin_join_weight_groups(())
+    ray.get(workers[0].run.remote("has answered"))
+    group.check_alive("x")
+    place = group._addresses[0]
+    psutil.Process(place.pid).kill()
+    with pytest.raises(
+        ActorLostError, match=rf"join_weight_groups: actor-0 \(pid {place.pid}\) of the actor died; its"
+    ):
+        joining.result()
+    with pytest.raises(ActorLostError, match=rf"^x: actor-0 \(pid {place.pid}\) of the actor died; its last words: "):
+        group.check_alive("x")
+    group.stop()
+
+
 def test_processes_that_never_start_are_said_to_be_too_many(ray_session):
     group = ActorGroup(small_config(deadlines={"start_seconds": 1}), [silent()], [])
     with pytest.raises(ActorError, match="1 processes did not start within 1 seconds"):

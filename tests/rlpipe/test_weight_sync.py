@@ -7,7 +7,7 @@ import pytest
 
 from actor.train_report import WeightSendReport
 from rlpipe.config.load import load_config
-from rlpipe.shared.errors import EngineFailure, WeightSyncError
+from rlpipe.shared.errors import ActorLostError, EngineFailure, WeightSyncError
 from rlpipe.shared.project_files import CONFIGS
 from rlpipe.shared.weights import TensorSpec, WeightBucket
 from rlpipe.training.memory_sharing import Separate
@@ -39,6 +39,9 @@ class Sides:
         self.groups: list[list[int] | str] = []
         self.lost_next: Engine | None = None
         self.awaiting: list[Engine] = []
+        self.join_answers: dict[Engine, WeightSyncError] = {}
+        self.join_failure = ""
+        self.actor_is_lost = False
         self.noted: list[int] = []
         """How often weights had been sent whenever the pool was told that they are going to be."""
         self.weights = self
@@ -67,11 +70,17 @@ class Sides:
 
     def join(self, groups, engines):
         self.groups.append([engine.index for engine in engines])
-        return SimpleNamespace(engines=engines, references=list(engines), answers=dict.fromkeys(engines))
+        return SimpleNamespace(
+            engines=engines, references=list(engines), answers=dict.fromkeys(engines) | self.join_answers
+        )
 
     def begin_join_weight_groups(self, groups, joining):
         assert [engine.index for engine in joining] == self.groups[-1]  # calls that may fail while it waits
-        return SimpleNamespace(result=lambda: "")
+        return SimpleNamespace(result=lambda: self.join_failure)
+
+    def check_alive(self, phase):
+        if self.actor_is_lost:
+            raise ActorLostError(phase)
 
     def start_receiving(self, plan, version, in_flight):
         answers = {}
@@ -134,6 +143,27 @@ def test_the_groups_are_those_of_the_last_update_as_long_as_engines_are():
     sides.engines[1].is_lost = True
     sync.push(3)
     assert sides.groups[2:] == ["left", [0]]
+
+
+@pytest.mark.parametrize(
+    ("engine_fails", "actor_fails", "actor_is_lost", "error", "words"),
+    [
+        (True, False, False, WeightSyncError, "engine 0 could not"),
+        (False, True, False, WeightSyncError, "process 1 could not"),
+        (True, True, True, ActorLostError, "joining the weight group"),  # what is gone is why the others failed
+    ],
+)
+def test_a_group_that_nobody_joins_ends_the_run_unless_a_process_of_the_actor_is_why(
+    engine_fails, actor_fails, actor_is_lost, error, words
+):
+    sides = Sides()
+    sync = _opened(sides)
+    sides.actor_is_lost = actor_is_lost
+    sides.join_answers = {sides.engines[0]: WeightSyncError("engine 0 could not")} if engine_fails else {}
+    sides.join_failure = "process 1 could not" if actor_fails else ""
+    with pytest.raises(error, match=words):
+        sync.push(0)
+    assert sides.sent == []
 
 
 def test_adapters_can_be_sent_where_every_engine_has_room_for_them(monkeypatch):
