@@ -1,6 +1,7 @@
 """One response after the other from SGLang: whole ones, interrupted ones that go on, and what they are made of."""
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -104,13 +105,11 @@ class ResponseWriter:
         generation is paused, and goes on after interruptions by new weights; only `abort_all` and `release` end it
         early."""
         self._prompts.expect(requests)
-        return {self._started(request) for request in requests}
-
-    def _started(self, request: GenerateRequest) -> asyncio.Task[Generation]:
-        name = request.request_id
-        task = self._writing[name] = asyncio.create_task(self._write(request))
-        task.add_done_callback(lambda ended: self._forget(name, ended))
-        return task
+        tasks = {asyncio.create_task(self._write(request)): request.request_id for request in requests}
+        for task, name in tasks.items():
+            self._writing[name] = task
+            task.add_done_callback(functools.partial(self._forget, name))
+        return set(tasks)
 
     def _forget(self, name: str, ended: asyncio.Task[Generation]) -> None:
         if self._writing.get(name) is ended:

@@ -161,6 +161,16 @@ def test_an_engine_that_starts_while_weights_are_sent_awaits_them():
     assert fleet.up() == [early, late] and fleet.awaiting_weights() == [late]
 
 
+def test_an_engine_of_a_restarted_run_awaits_weights_and_a_lost_one_is_not_there_again():
+    waiting, lost = _engine(0), _engine(1)
+    waiting.setup = replace(waiting.setup, awaits_weights=True)
+    fleet = Fleet([waiting, lost], FaultConfig(), lambda one, failure, why: failure)
+    fleet.report(lost, EngineFailure("lost in its start"))
+    for one in (waiting, lost):
+        fleet.has_started(one, None)
+    assert (waiting.state, lost.state) == (EngineState.AWAITING_WEIGHTS, EngineState.LOST)
+
+
 def _engine(index: int) -> RunningEngine:
     class Silent:
         """Stands for an actor: the fleet asks it for nothing but these three."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import ray
+import torch
 from rollout_models import save_dense, state
 from rollout_requests import DEADLINE, generate, make_requests, results_of
 from rollout_weight_source import WeightSource, plan_of
@@ -27,6 +28,8 @@ def test_what_was_begun_grows_and_shrinks_with_its_versions():
     assert partial.versions == (VersionSpan(1, 2), VersionSpan(2, 1))
     assert partial.shortened(2) == PartialResponse((5,), (-1.0,), (VersionSpan(1, 1),))
     assert partial.shortened(9) == PartialResponse()
+    routes = torch.arange(4 + 3)  # of the prompt, too
+    assert replace(partial, routes=routes).shortened(2).routes.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
