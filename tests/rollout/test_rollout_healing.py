@@ -85,6 +85,30 @@ def test_pulses_tell_each_token_once_and_add_up_to_the_response():
     assert progress.pulse(6, 0.0).running == ()
 
 
+def test_silence_is_counted_from_the_last_message_or_else_from_the_oldest_request(monkeypatch):
+    progress, clock = Progress({}), [0.0]
+    monkeypatch.setattr("rollout.progress.time.time", lambda: clock[0])
+    assert progress.pulse(0, last_message=-50.0).silent_seconds == 0  # nothing is owed
+    clock[0] = 100.0
+    with progress.of("old", "s1", PartialResponse()):
+        clock[0] = 103.0
+        with progress.of("new", "s2", PartialResponse()):
+            clock[0] = 110.0
+            assert progress.pulse(0, last_message=90.0).silent_seconds == 10
+            assert progress.pulse(0, last_message=107.0).silent_seconds == 3
+
+
+def test_tokens_without_their_log_probabilities_are_not_told_yet():
+    states = {"s": _State()}
+    progress = Progress(states)
+    with progress.of("r", "s", PartialResponse()):
+        states["s"].output_ids = [1, 2]
+        states["s"].output_token_logprobs_val = [-1.0]
+        assert progress.pulse(0, 0.0).grown == ()
+        states["s"].output_token_logprobs_val = [-1.0, -2.0]
+        assert [new.token_ids for new in progress.pulse(0, 0.0).grown] == [(1, 2)]
+
+
 def test_tokens_behind_a_gap_are_not_known_and_those_told_again_count_once():
     known = PartialResponse((1, 2), (-1.0, -2.0), (VersionSpan(0, 2),))
     assert NewTokens("r", 3, (9,), (-9.0,), 0).after(known) == known

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rlpipe.estimate.engine_pools import LEAST_SHARED_TOKENS
 from rollout.requests import GenerateRequest, SamplingParameters
 from rollout.shared_prompts import SharedPrompts
 
@@ -49,3 +50,33 @@ def test_single_requests_short_prompts_and_ungrouped_ones_are_left_alone():
     assert run_together(group("a", 1)) == ([], [0])
     assert run_together(group("a", 4, prompt_tokens=63)) == ([], [0] * 4)
     assert run_together(group("", 4)) == ([], [0] * 4)
+
+
+def test_the_shortest_prompt_that_is_shared_is_as_long_as_is_said():
+    assert run_together(group("a", 2, prompt_tokens=LEAST_SHARED_TOKENS)) == ([63], [63, 0])
+
+
+def test_a_prompt_is_remembered_until_the_last_sample_of_its_group_has_ended_and_not_longer():
+    """Until then it is in the cache for sure; later others may have taken its place."""
+    computed: list[str] = []
+
+    async def prefill(request: GenerateRequest) -> int:
+        computed.append(request.group_id)
+        return 99
+
+    async def script() -> None:
+        prompts = SharedPrompts(prefill)
+        first, second = group("b", 2)
+        prompts.expect([first, second])
+        with prompts.running(first):
+            await prompts.ready(first, 0)
+            for _ in range(2):
+                prompts.expect(group("a", 3))
+                for version, request in enumerate(group("a", 3)):  # the last one is alone by then
+                    with prompts.running(request):
+                        await prompts.ready(request, version)
+            with prompts.running(second):
+                await prompts.ready(second, 0)
+
+    asyncio.run(script())
+    assert computed == ["b", *2 * ["a", "a"]]
