@@ -636,7 +636,7 @@ _ROLLOUT = [
     Defect(
         "a response that moves to another engine begins anew there",
         "rollout/client.py",
-        "replace(request, partial=generation.partial)",
+        "replace(request, partial=written.partial)",
         "replace(request, partial=request.partial)",
         "rollout/test_migration.py::test_what_one_engine_began_another_ends",
     ),
