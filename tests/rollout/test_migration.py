@@ -222,7 +222,7 @@ def test_real_engines_hand_on_what_they_write(dense_pool, written):
         client = EngineClient(dense_pool._fleet, 16, keep_tokens=True, follow_prefixes=False, migrates=True)
         asked = [asyncio.ensure_future(client.generate(one)) for one in requests]
         while not (any(client.running_lengths()) if written else client.busy_engines()):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.02 if written else 0)
         (first, *_) = dense_pool.serving()
         names = [name for name, owner in client._owners.items() if owner is first]
         client._leaving.update(dict.fromkeys(names, 1))
