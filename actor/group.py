@@ -17,7 +17,7 @@ from rlpipe.config.algorithm import AlgorithmConfig
 from rlpipe.config.layout import ActorLayout
 from rlpipe.config.root import Config
 from rlpipe.jit_monitor import worker_caches
-from rlpipe.shared.collection import collection_paused
+from rlpipe.shared.collection import imports_kept
 from rlpipe.shared.ended_processes import ENDED, why_ended
 from rlpipe.shared.errors import ActorError, ActorLostError
 from rlpipe.shared.guarded_port import Endpoint
@@ -372,7 +372,7 @@ class _Process:
         # SGLang sets this in its processes; ranks of one NCCL group that differ in it fail with a CUDA error.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
         begin = time.perf_counter()
-        with collection_paused():
+        with imports_kept():
             from actor.worker import ActorWorker
 
         self._worker = ActorWorker(config, rank, log_directory, begin)

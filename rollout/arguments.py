@@ -189,6 +189,8 @@ def _cuda_arguments(setup: EngineSetup, pools: EnginePools | None, recurrent: bo
         # Capturing prefill graphs compiles for over a minute and gains nothing for decoding.
         "disable_prefill_cuda_graph": True,
         "cuda_graph_max_bs_decode": running_slots(setup),
+        # SGLang would unfreeze all that the process has imported, and have the collector look at it.
+        "enable_cudagraph_gc": True,
         "enable_memory_saver": setup.memory_saver,
         **fp8_arguments(setup.engine),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe.model.hub import model_folder
-from rlpipe.shared.collection import collection_paused
+from rlpipe.shared.collection import imports_kept
 from rlpipe.shared.remote import WorkerAddress, register_worker
 from rlpipe.shared.weights import WeightBucket, WeightGroup
 from rollout import cleanup, kv_memory
@@ -88,7 +88,7 @@ class Engine:
         self._first_token = FirstToken(Path(setup.log_path))  # beside the log, in a folder that is there by now
         self._draft_seconds = DraftSeconds(Path(setup.log_path))
         with schedulers_ahead(setup) as ahead:
-            with collection_paused():
+            with imports_kept():
                 from rollout.sglang_engine import start_sglang
 
                 arguments, notes = sglang_arguments(setup)

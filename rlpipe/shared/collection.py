@@ -9,7 +9,7 @@ from contextlib import contextmanager
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """The collector looks at millions of samples each time that their number has grown by a quarter; it does so after
-    this. The same holds for what large libraries make as they are imported."""
+    this."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -17,6 +17,15 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def imports_kept() -> Iterator[None]:
+    """For imports of large libraries: the collector stands aside meanwhile, and afterwards looks no more at what they
+    made. That stays as long as the process, and one look at it takes up to a second."""
+    with collection_paused():
+        yield
+    gc.freeze()
 
 
 def keep_what_lives() -> None:
@@ -27,7 +36,7 @@ def keep_what_lives() -> None:
 
 
 def collect_everything() -> None:
-    """A look at what `keep_what_lives` has put aside too, where that holds what has to go."""
+    """A look at what the functions above have put aside too, where that holds what has to go."""
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()

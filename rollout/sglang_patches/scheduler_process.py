@@ -61,6 +61,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     if server_arguments.device == "cuda":
         (seeded_draw if server_arguments.enable_deterministic_inference else plain_draw).install()
     _install_drafting(server_arguments)
+    gc.freeze()  # as in rlpipe/shared/collection.py; SGLang has the collector look twice as it captures graphs
     gc.enable()  # paused by SchedulerEntry
     run_scheduler_process(*arguments, **keywords)
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from rlpipe.shared.collection import collect_everything, collection_paused, keep_what_lives
+from rlpipe.shared.collection import collect_everything, collection_paused, imports_kept, keep_what_lives
 from rollout.sglang_patches.scheduler_entry import SchedulerEntry
 
 
@@ -47,6 +47,21 @@ def test_what_lives_is_looked_at_no_more_until_everything_is():
         gc.unfreeze()
     collect_everything()
     assert gc.get_freeze_count() == 0
+
+
+def test_what_is_imported_is_neither_looked_at_meanwhile_nor_later():
+    try:
+        with imports_kept():
+            assert not gc.isenabled()
+            imported = weakref.ref(_Ring())
+        assert gc.isenabled()
+        later = weakref.ref(_Ring())
+        gc.collect()
+        assert imported() is not None and later() is None
+    finally:
+        collect_everything()
+        gc.unfreeze()
+    assert imported() is None
 
 
 def test_a_scheduler_s_process_pauses_the_collector_before_anything_large_is_imported():
