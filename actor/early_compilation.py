@@ -1,22 +1,36 @@
-"""Compiling the kernels of Gated DeltaNet while engines start, in next to no device memory.
+"""Compiling kernels while engines start, in little device memory, since engines measure what is free meanwhile.
 
-They are the ones that take longest: 140 candidates of tuning runs, and a TileLang kernel of half a minute. Engines
-measure free memory meanwhile, so this holds megabytes, and tuning itself waits for packs of true size and a GPU that
-nobody else uses.
+Those of Gated DeltaNet take longest: 140 candidates of tuning runs, and a TileLang kernel of half a minute. Tuning
+itself waits for packs of true size and a GPU that nobody else uses. cuDNN plans attention for each of the lengths that
+long sequences are filled up to.
 """
 
 import torch
 
 from actor.device import compute_device, release_cached_memory
+from actor.layers.causal_attention import Heads, LongShapes, plan_long_sequences
 from actor.layers.gdn_kernels import GdnKernels
 from actor.layers.packed import PackedSequences
 from rlpipe.config.actor import ParallelConfig
+from rlpipe.config.root import Config
 from rlpipe.jit_monitor import JitMonitor
 from rlpipe.jit_monitor.compile_turns import after_the_first
 from rlpipe.jit_monitor.hooks.parallel_tuning import compiling_only
-from rlpipe.model.description import GatedDeltaNetSizes
+from rlpipe.model.description import GatedDeltaNetSizes, TrainableModel
 
-_TOKENS = 256  # of any sequence: no kernel has variants for lengths
+_TOKENS = 256  # of any sequence: no kernel of Gated DeltaNet has variants for lengths
+_PLANNING_BYTES = 2**29
+
+
+def compile_early(config: Config, model: TrainableModel, kernels: GdnKernels | None, monitor: JitMonitor) -> None:
+    """What `model` needs of one rank; kernels: of Gated DeltaNet, None where no layer has it."""
+    actor, dtype = config.actor, getattr(torch, config.actor.dtype)
+    if kernels is not None and model.gated_delta_net is not None:
+        compile_gated_delta_net(kernels, model.gated_delta_net, actor.parallel, dtype, monitor)
+    if actor.parallel.context == 1 and model.latent_attention is None:
+        heads = Heads.of_rank(model.heads, model.kv_heads, model.head_dim, actor.parallel.tensor, dtype)
+        longest = min(config.longest_sequence_tokens, actor.pack_tokens)
+        plan_attention(heads, longest, actor.recompute.chosen != "none")
 
 
 def compile_gated_delta_net(
@@ -32,6 +46,16 @@ def compile_gated_delta_net(
         for count in sequence_counts(kernels.backend, sizes.value_heads // ranks, processors):
             _run(kernels, sizes, ranks, count, dtype)
     release_cached_memory()
+
+
+def plan_attention(heads: Heads, longest_tokens: int, recomputes: bool) -> int:
+    """Of whole sequences, as far as planning takes half a gigabyte at most; the warm-up plans the rest. Returns the
+    number of lengths."""
+    every = LongShapes.of(longest_tokens, context_parallel=1, rank=0)
+    early = [tokens for tokens in every.squares if heads.planning_bytes(tokens) <= _PLANNING_BYTES]
+    planned = plan_long_sequences(heads, LongShapes(tuple(early)), compute_device(), recomputes)
+    release_cached_memory()
+    return planned
 
 
 def sequence_counts(backend: str, value_heads: int, processors: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 
 from actor.device import compute_device, peak_allocation
-from actor.layers.causal_attention import LongShapes, plan_long_sequences
+from actor.layers.causal_attention import Heads, LongShapes, plan_long_sequences
 from actor.models.policy_model import take_mtp_loss
 from actor.reduction import any_rank, first_non_finite, reduce_metrics
 from actor.trainer import Trainer
@@ -48,17 +48,18 @@ def warm_up(
 
 def _plan_attention(trainer: Trainer, longest_tokens: int) -> None:
     """For the heads that one rank holds, of sequences or of its pieces of them."""
-    config, parallel = trainer.policy[0].config, trainer.options.actor.parallel
-    shapes = plan_long_sequences(
-        config.num_attention_heads // parallel.tensor,
-        max(1, config.num_query_groups // parallel.tensor),
+    config, actor = trainer.policy[0].config, trainer.options.actor
+    heads = Heads.of_rank(
+        config.num_attention_heads,
+        config.num_query_groups,
         config.kv_channels,
-        LongShapes.of(longest_tokens, parallel.context, parallel_state.get_context_parallel_rank()),
+        actor.parallel.tensor,
         config.params_dtype,
-        compute_device(),
     )
-    if shapes:
-        logger.info("attention of long sequences runs on cuDNN, which planned it for %d shapes", shapes)
+    shapes = LongShapes.of(longest_tokens, actor.parallel.context, parallel_state.get_context_parallel_rank())
+    planned = plan_long_sequences(heads, shapes, compute_device(), actor.recompute.chosen != "none")
+    if planned:
+        logger.info("attention of long sequences runs on cuDNN, which planned it for %d shapes", planned)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from actor.device import (
     unused_memory_bytes,
 )
 from actor.device_memory import enough_device_memory
-from actor.early_compilation import compile_gated_delta_net
+from actor.early_compilation import compile_early
 from actor.hf.adapter_weights import save_adapters
 from actor.hf.policy_folder import save_hf
 from actor.host_memory import HostMemory
@@ -85,19 +85,18 @@ class ActorWorker:
         self._memory = MemoryPeaks()
 
     def import_kernels(self, host_states_bytes: int) -> None:
-        """Import what the model's layers and their compilers need, and compile what needs next to no device memory;
+        """Import what the model's layers and their compilers need, and compile what needs little device memory;
         meanwhile make host memory for optimizer states. Imports come before that; beside it they take five times as
         long."""
         self._gdn = choose_gdn(self._config)
         import_compilers()
-        sizes = trainable_model(self._config.model.path).gated_delta_net
+        model = trainable_model(self._config.model.path)
         kernels = None if self._gdn is None else load_kernels(self._gdn.backend)
         imported = time.perf_counter()
         self._start_seconds["import"] = imported - self._begin
         self._host_memory = HostMemory(host_states_bytes)
-        if kernels is not None and sizes is not None and self._config.jit.warms_up(torch.cuda.is_available()):
-            dtype = getattr(torch, self._config.actor.dtype)
-            compile_gated_delta_net(kernels, sizes, self._config.actor.parallel, dtype, self._monitor)
+        if self._config.jit.warms_up(torch.cuda.is_available()):
+            compile_early(self._config, model, kernels, self._monitor)
         self._start_seconds["compile"] = time.perf_counter() - imported
 
     def take_start_seconds(self) -> dict[str, float]:

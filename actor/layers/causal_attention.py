@@ -6,6 +6,7 @@ pieces of them, go to it one by one where heads have a width at which tests comp
 torch's own kernels run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -143,30 +144,80 @@ class LongShapes:
                     rectangles.add((rounded_length(tokens), cut.before))
         return cls(tuple(sorted(squares)), tuple(sorted(rectangles)))
 
+    @property
+    def cases(self) -> list[tuple[int, int, bool]]:
+        """Queries, keys, and whether it is causal."""
+        squares = [(length, length, True) for length in self.squares]
+        return squares + [(queries, before, False) for queries, before in self.rectangles]
 
-def plan_long_sequences(
-    heads: int, key_value_heads: int, channels: int, shapes: LongShapes, dtype: torch.dtype, device: torch.device
-) -> int:
+
+@dataclass(frozen=True)
+class Heads:
+    """Of one rank, and their width."""
+
+    queries: int
+    key_values: int
+    channels: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of_rank(cls, heads: int, key_values: int, channels: int, tensor_parallel: int, dtype: torch.dtype) -> "Heads":
+        """heads, key_values: of all ranks."""
+        return cls(heads // tensor_parallel, max(1, key_values // tensor_parallel), channels, dtype)
+
+    def planning_bytes(self, tokens: int) -> int:
+        """What planning for as many queries and keys takes: inputs, result and their gradients, and float32 sums of the
+        queries' gradients."""
+        rows = 4 * self.queries + 4 * self.key_values
+        return tokens * self.channels * (rows * self.dtype.itemsize + self.queries * torch.float32.itemsize)
+
+
+def plan_long_sequences(heads: Heads, shapes: LongShapes, device: torch.device, recomputes: bool) -> int:
     """Let cuDNN plan its kernels for `shapes` now, which takes a tenth of a second each, rather than in a step.
 
-    Returns the number of shapes: 0 where cuDNN does not run.
+    Plans serve the thread that asked for them: forward passes run on this one, backward passes on autograd's, and there
+    forward passes once more where it `recomputes` layers. Returns the number of shapes: 0 where cuDNN does not run.
     """
-    if device.type != "cuda" or dtype not in _FLASH_DTYPES:
+    if device.type != "cuda" or heads.dtype not in _FLASH_DTYPES or not shapes.cases:
         return 0
+    if not _cudnn_runs(*_rows(heads, *shapes.cases[0][:2], device)):
+        return 0
+    kernel = CuDnn()
 
-    def rows(tokens: int, count: int) -> torch.Tensor:
-        return torch.zeros(tokens, count, channels, dtype=dtype, device=device)
+    def plan(*steps: Callable[..., None]) -> None:
+        for queries, keys, is_causal in shapes.cases:
+            inputs = _rows(heads, queries, keys, device)
+            for step in steps:
+                step(*inputs, is_causal)
 
-    def inputs(queries: int, keys: int) -> Inputs:
-        return rows(queries, heads), rows(keys, key_value_heads), rows(keys, key_value_heads)
+    plan(kernel.plan)
+    on_backward_thread(device, lambda: plan(*([kernel.plan] if recomputes else []), kernel.plan_backward))
+    return len(shapes.cases)
 
-    for length in shapes.squares:
-        if not _cudnn_runs(*inputs(length, length)):
-            return 0
-        CuDnn().plan(*inputs(length, length), is_causal=True)
-    for length, before in shapes.rectangles:
-        CuDnn().plan(*inputs(length, before), is_causal=False)
-    return len(shapes.squares) + len(shapes.rectangles)
+
+def _rows(heads: Heads, queries: int, keys: int, device: torch.device) -> Inputs:
+    sizes = (queries, heads.queries), (keys, heads.key_values), (keys, heads.key_values)
+    query, key, value = (torch.zeros(*size, heads.channels, dtype=heads.dtype, device=device) for size in sizes)
+    return query, key, value
+
+
+def on_backward_thread(device: torch.device, work: Callable[[], None]) -> None:
+    """Runs `work`, without gradients, on the thread on which autograd runs backward passes of `device`."""
+    with torch.enable_grad():
+        anchor = torch.zeros((), device=device, requires_grad=True)
+        _WorkInBackward.apply(anchor, work).backward()
+
+
+class _WorkInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, work: Callable[[], None]) -> torch.Tensor:
+        ctx.work = work
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.work()
+        return None, None
 
 
 def packed_flash(

@@ -98,9 +98,15 @@ class CuDnn:
         return gradients
 
     def plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> None:
-        """For a square or a rectangle of these rows, [t, heads, d] and [s, kv_heads, d], forward and backward."""
+        """For forward passes over a square or a rectangle of these rows, [t, heads, d] and [s, kv_heads, d], that the
+        calling thread runs: torch keeps what cuDNN has planned for each thread apart."""
         q, k, v = (_heads(rows, 0, len(rows)) for rows in (query, key, value))
-        out, log_sums = self.forward(q, k, v, is_causal, 1.0)
+        self.forward(q, k, v, is_causal, 1.0)
+
+    def plan_backward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> None:
+        """The same for backward passes."""
+        q, k, v = (_heads(rows, 0, len(rows)) for rows in (query, key, value))
+        out, log_sums = torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
         self.backward(out, (q, k, v), out, log_sums, is_causal, 1.0)
 
 

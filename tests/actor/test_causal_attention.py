@@ -3,10 +3,12 @@
 from functools import cache
 from itertools import pairwise
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.layers.causal_attention import LongShapes, long_lengths, segment_runs
+from actor.layers.causal_attention import Heads, LongShapes, long_lengths, on_backward_thread, segment_runs
 from actor.layers.cudnn_attention import Cut, rounded_length
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 300), st.integers(2900, 9000)), min_size=1, max_size=20)
@@ -74,3 +76,23 @@ def test_lengths_are_planned_up_to_the_longest_sequence_only():
     assert long_lengths(2999) == []
     assert long_lengths(3000) == [3072]
     assert long_lengths(4300)[-2:] == [4096, 4352]
+
+
+def test_planning_takes_what_its_tensors_take():
+    heads = Heads.of_rank(16, 2, 256, tensor_parallel=4, dtype=torch.bfloat16)
+    assert (heads.queries, heads.key_values) == (4, 1)
+    q, k = torch.zeros(100, 4, 256, dtype=torch.bfloat16), torch.zeros(100, 1, 256, dtype=torch.bfloat16)
+    assert heads.planning_bytes(100) == 4 * (q.nbytes + k.nbytes) + q.float().nbytes
+
+
+def test_work_runs_where_backward_passes_run_and_fails_there():
+    seen = []
+    with torch.no_grad():
+        on_backward_thread(torch.device("cpu"), lambda: seen.append(torch.is_grad_enabled()))
+    assert seen == [False]
+    with pytest.raises(ValueError, match="no plan"):
+        on_backward_thread(torch.device("cpu"), _fail)
+
+
+def _fail() -> None:
+    raise ValueError("no plan")

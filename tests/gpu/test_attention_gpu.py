@@ -1,12 +1,14 @@
 """Attention of packs on a GPU: the kernel that was meant ran, and gives what float32 gives, forward and backward."""
 
+import time
 from itertools import pairwise
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
-from actor.layers.causal_attention import LongShapes, Segments, causal_attention, plan_long_sequences
+from actor.layers.causal_attention import Heads, LongShapes, Segments, causal_attention, plan_long_sequences
 from actor.layers.cudnn_attention import Part, long_parts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: these kernels have no other device")
@@ -102,9 +104,41 @@ def test_pieces_of_long_sequences_give_what_float32_gives(pack, heads):
     assert _cudnn_runs_beside_float32(*PIECES[pack], heads) == (torch.cuda.get_device_capability() >= (9, 0))
 
 
+PLANNED = Heads(8, 2, 256, torch.bfloat16)
+
+
 @pytest.mark.parametrize("group", [(1, 0), (2, 1)])
 def test_all_shapes_of_long_sequences_are_planned(group):
     shapes = LongShapes.of(14_000, *group)
-    planned = plan_long_sequences(8, 2, 256, shapes, torch.bfloat16, torch.device("cuda"))
+    planned = plan_long_sequences(PLANNED, shapes, torch.device("cuda"), recomputes=False)
     count = len(shapes.squares) + len(shapes.rectangles)
     assert planned == (count if torch.cuda.get_device_capability() >= (9, 0) else 0)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="cuDNN runs on Hopper only"
+)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_planned_length_is_not_planned_again_where_passes_run(recomputes):
+    """Forward on this thread, backward on autograd's, where layers are computed again."""
+    planned, others = (11_264, (9_216, 10_240)) if recomputes else (5_632, (4_608, 5_120))
+    plan_long_sequences(PLANNED, LongShapes((planned,)), torch.device("cuda"), recomputes)
+    _, unplanned = (_seconds_of_passes(tokens, recomputes) for tokens in others)  # the first loads what all need
+    assert _seconds_of_passes(planned, recomputes) < unplanned / 3
+
+
+def _seconds_of_passes(tokens: int, recomputes: bool) -> float:
+    sizes = (PLANNED.queries, PLANNED.key_values, PLANNED.key_values)
+    inputs = [
+        torch.randn(tokens, heads, PLANNED.channels, dtype=PLANNED.dtype, device="cuda", requires_grad=True)
+        for heads in sizes
+    ]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    if recomputes:
+        out = checkpoint(lambda *rows: _attend(list(rows), (0, tokens), (0, tokens)), *inputs, use_reentrant=True)
+    else:
+        out = _attend(inputs, (0, tokens), (0, tokens))
+    out.sum().backward()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
