@@ -107,6 +107,7 @@ class DeviceMemory:
         self._finish_release()
         if wanted != "all":
             with self._part("offload_gradients"):
+                self._release_beside_gradients()
                 self._gradients.free(buffer.grad_data for buffer in self._buffers())
         if wanted == "nothing" and not self._weights.freed:
             with self._part("offload_weights"):
@@ -136,6 +137,13 @@ class DeviceMemory:
         if self._limit_bytes is not None and self._releasing is None and reserved_memory_bytes() > self._limit_bytes:
             self._releasing = Thread(target=release_cached_memory, name="release-activations")
             self._releasing.start()
+
+    def _release_beside_gradients(self) -> None:
+        """Where not all has room beside engines, what the optimizer's step has left goes before torch keeps the memory
+        of gradients with it: that is tens of gigabytes, which may have room without, and would be mapped anew."""
+        if self._limit_bytes is not None and not self._gradients.freed and reserved_memory_bytes() > self._limit_bytes:
+            synchronize_compute()
+            release_cached_memory()
 
     def _finish_release(self) -> None:
         releasing, self._releasing = self._releasing, None

@@ -10,6 +10,7 @@ from checkpoint_workers import SCHEDULE, SUPERVISED, my_packs
 from tensor_bits import bits
 from train_workers import streamed_states, trainer
 
+from actor import device_memory
 from actor.checkpoint import Checkpointer
 from actor.device_memory import enough_device_memory
 from actor.hf.policy_folder import save_hf
@@ -109,3 +110,37 @@ def short_of_memory(rank: int, count: int) -> str:
     with pytest.raises(ResourceError) as raised, enough_device_memory("train on rank 3", actor, lambda: 38_400_000_000):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 620.00 MiB.\nSee the documentation")
     return str(raised.value)
+
+
+def held_beside_engines(rank: int, count: int, path: Path) -> tuple[int, dict[str, list[int]]]:
+    """Bytes of gradients; and where the actor may hold everything, weights and gradients, or nothing: what torch held,
+    less weights and gradients, whenever it had given back what no tensor lies in. At first that is 300 bytes more."""
+    policy = trainer(path, count, optimizer=SCHEDULE)
+    tensors = _mapped_bytes(policy)
+    limits = {"everything": tensors + 300, "weights and gradients": tensors + 200, "nothing": 0}
+    gradients = sum(buffer.grad_data.nbytes for chunk in policy.chunks for buffer in chunk.buffers)
+    return gradients, {name: _held_after_releases(policy, tensors, limit) for name, limit in limits.items()}
+
+
+def _held_after_releases(policy: Trainer, tensors: int, limit: int) -> list[int]:
+    found: list[int] = []
+    reserved = tensors + 300
+
+    def release() -> None:
+        nonlocal reserved
+        reserved = _mapped_bytes(policy)
+        found.append(reserved - tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_memory, "reserved_memory_bytes", lambda: reserved)
+        patch.setattr(device_memory, "release_cached_memory", release)
+        policy.memory.share_with_engines(limit)
+        policy.keep_resident("weights")  # engines take their weights
+        policy.keep_resident("weights", limit)
+        policy.keep_resident("all")
+    return found
+
+
+def _mapped_bytes(policy: Trainer) -> int:
+    buffers = [buffer for chunk in policy.chunks for buffer in chunk.buffers]
+    return sum(data.untyped_storage().nbytes() for one in buffers for data in (one.param_data, one.grad_data))

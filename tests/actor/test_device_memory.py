@@ -86,3 +86,10 @@ def test_a_call_that_finds_no_room_says_what_takes_it_and_what_to_set():
         "lower actor.max_tokens_per_gpu (16,896) or actor.optimizer.device_cache_gigabytes (as there is room), or set "
         "actor.recompute.granularity to full (CUDA out of memory. Tried to allocate 620.00 MiB.)"
     )
+
+
+def test_memory_of_gradients_stays_where_it_has_room_without_what_an_update_left(policies):
+    ((gradients, held),) = run_processes(
+        1, in_module_worker, "device_memory_workers", "held_beside_engines", policies["dense"]
+    )
+    assert held == {"everything": [], "weights and gradients": [0], "nothing": [0, -gradients]}
