@@ -180,13 +180,13 @@ def plan_long_sequences(heads: Heads, shapes: LongShapes, device: torch.device, 
     """
     if device.type != "cuda" or heads.dtype not in _FLASH_DTYPES or not shapes.cases:
         return 0
-    if not _cudnn_runs(*_rows(heads, *shapes.cases[0][:2], device)):
+    if not _cudnn_runs(*_zero_inputs(heads, *shapes.cases[0][:2], device)):
         return 0
     kernel = CuDnn()
 
     def plan(*steps: Callable[..., None]) -> None:
         for queries, keys, is_causal in shapes.cases:
-            inputs = _rows(heads, queries, keys, device)
+            inputs = _zero_inputs(heads, queries, keys, device)
             for step in steps:
                 step(*inputs, is_causal)
 
@@ -195,7 +195,7 @@ def plan_long_sequences(heads: Heads, shapes: LongShapes, device: torch.device, 
     return len(shapes.cases)
 
 
-def _rows(heads: Heads, queries: int, keys: int, device: torch.device) -> Inputs:
+def _zero_inputs(heads: Heads, queries: int, keys: int, device: torch.device) -> Inputs:
     sizes = (queries, heads.queries), (keys, heads.key_values), (keys, heads.key_values)
     query, key, value = (torch.zeros(*size, heads.channels, dtype=heads.dtype, device=device) for size in sizes)
     return query, key, value
