@@ -48,14 +48,12 @@ def compile_gated_delta_net(
     release_cached_memory()
 
 
-def plan_attention(heads: Heads, longest_tokens: int, recomputes: bool) -> int:
-    """Of whole sequences, as far as planning takes half a gigabyte at most; the warm-up plans the rest. Returns the
-    number of lengths."""
+def plan_attention(heads: Heads, longest_tokens: int, recomputes: bool) -> None:
+    """Of whole sequences, as far as planning takes half a gigabyte at most; the warm-up plans the rest."""
     every = LongShapes.of(longest_tokens, context_parallel=1, rank=0)
     early = [tokens for tokens in every.squares if heads.planning_bytes(tokens) <= _PLANNING_BYTES]
-    planned = plan_long_sequences(heads, LongShapes(tuple(early)), compute_device(), recomputes)
+    plan_long_sequences(heads, LongShapes(tuple(early)), compute_device(), recomputes)
     release_cached_memory()
-    return planned
 
 
 def sequence_counts(backend: str, value_heads: int, processors: int) -> list[int]:
