@@ -24,13 +24,12 @@ from actor.host_memory import HostCopies
 from actor.optimizer import Optimizer
 from actor.train_report import Resident
 from rlpipe.config.actor import ActorConfig
+from rlpipe.estimate.memory import STATES_RESERVE_BYTES, states_room_bytes
 from rlpipe.shared.errors import ActorError, ResourceError
 
 Part: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 _LEVELS: tuple[Resident, ...] = ("nothing", "weights", "all")
-_RESERVE_BYTES = 4 * 2**30
-"""Device memory that optimizer states leave alone beyond what was measured: fragments, and what libraries take."""
 
 
 @contextmanager
@@ -91,7 +90,7 @@ class DeviceMemory:
         """Of each streamed half of the optimizer, for how many of its slots there is room while engines generate."""
         if self._limit_bytes is None:  # the device is the actor's own
             return [adam.slots for adam in optimizer.streamed]
-        room = self._limit_bytes - self._weight_bytes()
+        room = self._room_for_states(self._limit_bytes - self._weight_bytes(), optimizer)
         found = []
         for adam in optimizer.streamed:
             found.append(min(adam.slots, max(0, room) // adam.slot_bytes))
@@ -107,7 +106,7 @@ class DeviceMemory:
         self._finish_release()
         if wanted != "all":
             with self._part("offload_gradients"):
-                self._release_beside_gradients()
+                self._make_room_for_gradients(optimizer)
                 self._gradients.free(buffer.grad_data for buffer in self._buffers())
         if wanted == "nothing" and not self._weights.freed:
             with self._part("offload_weights"):
@@ -138,12 +137,26 @@ class DeviceMemory:
             self._releasing = Thread(target=release_cached_memory, name="release-activations")
             self._releasing.start()
 
-    def _release_beside_gradients(self) -> None:
+    def _make_room_for_gradients(self, optimizer: Optimizer) -> None:
         """Where not all has room beside engines, what the optimizer's step has left goes before torch keeps the memory
-        of gradients with it: that is tens of gigabytes, which may have room without, and would be mapped anew."""
-        if self._limit_bytes is not None and not self._gradients.freed and reserved_memory_bytes() > self._limit_bytes:
-            synchronize_compute()
-            release_cached_memory()
+        of gradients with it, and as many states as `states_room_bytes` says: gradients are tens of gigabytes, which may
+        have room without, and would be mapped anew."""
+        if self._limit_bytes is None or self._gradients.freed or reserved_memory_bytes() <= self._limit_bytes:
+            return
+        staged = sum(adam.held_bytes for adam in optimizer.streamed)
+        others = reserved_memory_bytes() - unused_memory_bytes() - staged - self._gradient_bytes()
+        room = self._limit_bytes - others
+        states = self._room_for_states(room, optimizer)
+        if states < room:
+            self._keep_states(states, optimizer)
+        synchronize_compute()
+        release_cached_memory()
+
+    def _keep_states(self, room: int, optimizer: Optimizer) -> None:
+        """As many as `room` holds; the others are in host memory then."""
+        for adam in optimizer.streamed:
+            adam.release(max(0, room) // adam.slot_bytes)
+            room -= adam.held_bytes
 
     def _finish_release(self) -> None:
         releasing, self._releasing = self._releasing, None
@@ -153,10 +166,7 @@ class DeviceMemory:
 
     def _hold_at_most(self, limit_bytes: int, optimizer: Optimizer) -> None:
         staged = sum(adam.held_bytes for adam in optimizer.streamed)
-        room = limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - staged)
-        for adam in optimizer.streamed:
-            adam.release(max(0, room) // adam.slot_bytes)
-            room -= adam.held_bytes
+        self._keep_states(limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - staged), optimizer)
         if reserved_memory_bytes() > limit_bytes:
             synchronize_compute()
             release_cached_memory()
@@ -166,12 +176,21 @@ class DeviceMemory:
         room = 0
         if has_own_memory() and self.pass_bytes is not None:
             free = free_memory_bytes() + unused_memory_bytes()
-            room = max(0, free + staged - self.pass_bytes - _RESERVE_BYTES)
+            room = max(0, free + staged - self.pass_bytes - STATES_RESERVE_BYTES)
         limit = optimizer.options.device_cache_gigabytes
         room = room if limit is None else min(room, int(limit * 1e9))
         for adam in optimizer.streamed:
             adam.reserve(max(0, room) // adam.slot_bytes)
             room -= adam.held_bytes
+
+    def _room_for_states(self, room: int, optimizer: Optimizer) -> int:
+        """Of `room` beside weights, what states may take while engines generate, gradients being mapped now."""
+        staged = sum(adam.held_bytes for adam in optimizer.streamed)
+        return int(states_room_bytes(room, self._gradient_bytes(), staged))
+
+    def _gradient_bytes(self) -> int:
+        storages = {buffer.grad_data.untyped_storage() for buffer in self._buffers()}
+        return sum(storage.nbytes() for storage in storages)
 
     def _weight_bytes(self) -> int:
         storages = {buffer.param_data.untyped_storage() for buffer in self._buffers()}

@@ -54,7 +54,8 @@ BESIDE_TORCH_BYTES = 3 * 2**29
 STAYING_PARTS = ("CUDA and NCCL", "weight sync")
 """Of a colocated actor's memory, what is there whoever works."""
 
-_FRAGMENTS = 1_000_000_000  # of what torch has mapped, where gradients and states stay in it
+FRAGMENTS_BYTES = 1_000_000_000
+"""Of what torch has mapped, where gradients and states stay in it."""
 
 _OF_PASSES = ("activations", "logits chunk", "layer at work", "recomputed layer")
 """Of the actor's memory, what is free again when the optimizer works."""
@@ -223,25 +224,33 @@ def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConf
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0) or not cluster.gpus:
         return 0
     room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
-    weights = _weight_bytes(memory)
+    weights, gradients = _weight_bytes(memory), memory.actor["gradients"]
     if weights > room:
         return 0
-    for held in _held_with_gradients(memory, kept):
-        if held + _FRAGMENTS <= room:
-            return held
-    return weights + min(kept, int(room) - weights)
+    passes = sum(size for name, size in memory.actor.items() if name not in STAYING_PARTS)
+    if passes + kept + FRAGMENTS_BYTES <= room:
+        return passes + kept
+    states = min(kept, int(states_room_bytes(room - weights, gradients, kept)))
+    return weights + states + (gradients if gradients_stay(config, model, cluster, memory) else 0)
 
 
 def gradients_stay(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> bool:
     """Whether their memory stays mapped while engines generate, so that it need not be mapped anew."""
     room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
-    return min(_held_with_gradients(memory, kept)) + _FRAGMENTS <= room
+    room -= _weight_bytes(memory)
+    return states_room_bytes(room, memory.actor["gradients"], kept) < room
 
 
-def _held_with_gradients(memory: Memory, kept: int) -> tuple[int, int]:
-    """With what torch has mapped for the passes, and without that."""
-    everything = sum(size for name, size in memory.actor.items() if name not in STAYING_PARTS)
-    return everything + kept, _weight_bytes(memory) + memory.actor["gradients"] + kept
+def states_room_bytes(room: float, gradients: float, states: float) -> float:
+    """Of `room` beside weights, what optimizer states may take while engines generate, where there are `states` bytes
+    of them that could stay.
+
+    What does not stay is downloaded and unmapped before engines wake, and comes back beside the passes. Unmapping and
+    mapping gradients takes as long as that does for a third of their bytes (configs/clusters/nodes/h200.yaml), so
+    their memory stays mapped where no more than a quarter has to go.
+    """
+    beside = room - gradients - FRAGMENTS_BYTES
+    return beside if beside >= 0 and states - beside <= gradients / 4 else room
 
 
 def _weight_bytes(memory: Memory) -> int:
@@ -253,7 +262,8 @@ def room_beside_engines(config: Config, cluster: ClusterConfig, memory: Memory) 
     total = cluster.node.gpu_memory_gigabytes * 1e9
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
         return total - sum(memory.actor.values())
-    spare = max(0.0, total - _held_by_engines(config, cluster, memory.engine))
+    taken = _held_by_engines(config, cluster, memory.engine) + memory.actor["CUDA and NCCL"]
+    spare = max(0.0, total - taken)
     return max(0.0, USED_SHARE_OF_SPARE * spare - BESIDE_TORCH_BYTES - memory.actor.get("weight sync", 0))
 
 

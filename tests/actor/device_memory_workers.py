@@ -1,6 +1,7 @@
 """Trainers whose device memory is freed and brought back between steps; imports Megatron."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from actor import device_memory
 from actor.checkpoint import Checkpointer
 from actor.device_memory import enough_device_memory
 from actor.hf.policy_folder import save_hf
+from actor.megatron_patches import offloaded_adam
+from actor.streamed_adam import StreamedAdam
 from actor.trainer import Trainer
 from rlpipe.config.actor import ActorConfig
+from rlpipe.estimate import memory
 from rlpipe.shared.errors import ActorError, ResourceError
+
+LEFT_BYTES = 300
 
 
 def all_cases(rank: int, count: int, cases: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -112,33 +118,66 @@ def short_of_memory(rank: int, count: int) -> str:
     return str(raised.value)
 
 
-def held_beside_engines(rank: int, count: int, path: Path) -> tuple[int, dict[str, list[int]]]:
-    """Bytes of gradients; and where the actor may hold everything, weights and gradients, or nothing: what torch held,
-    less weights and gradients, whenever it had given back what no tensor lies in. At first that is 300 bytes more."""
-    policy = trainer(path, count, optimizer=SCHEDULE)
-    tensors = _mapped_bytes(policy)
-    limits = {"everything": tensors + 300, "weights and gradients": tensors + 200, "nothing": 0}
-    gradients = sum(buffer.grad_data.nbytes for chunk in policy.chunks for buffer in chunk.buffers)
-    return gradients, {name: _held_after_releases(policy, tensors, limit) for name, limit in limits.items()}
+def held_beside_engines(rank: int, count: int, path: Path) -> dict[str, tuple[list[bool], int]]:
+    """While engines generate, by how much the actor may hold then: whether gradients lay in tensors whenever torch gave
+    back what no tensor lay in, and how many slots of optimizer states went."""
+    small = partial(StreamedAdam, chunk_elements=64)
+    with pytest.MonkeyPatch.context() as patch, streamed_states():
+        patch.setattr(offloaded_adam, "StreamedAdam", small)
+        patch.setattr(memory, "FRAGMENTS_BYTES", 0)
+        policy = trainer(path, count, optimizer=SCHEDULE)
+        (adam,) = policy.optimizer.streamed
+        adam.reserve(10**9)
+        tensors = _mapped_bytes(policy) + adam.held_bytes
+        quarter = sum(buffer.grad_data.nbytes for chunk in policy.chunks for buffer in chunk.buffers) // 4
+        limits = {
+            "everything": tensors + LEFT_BYTES,
+            "all tensors": tensors,
+            "all but three slots": tensors - 3 * adam.slot_bytes,
+            "all but a quarter of gradients": tensors - quarter,
+            "all but more": tensors - quarter - 1,
+            "nothing": 0,
+        }
+        return {name: _held_after_releases(policy, adam, limit) for name, limit in limits.items()}
 
 
-def _held_after_releases(policy: Trainer, tensors: int, limit: int) -> list[int]:
-    found: list[int] = []
-    reserved = tensors + 300
-
-    def release() -> None:
-        nonlocal reserved
-        reserved = _mapped_bytes(policy)
-        found.append(reserved - tensors)
-
+def _held_after_releases(policy: Trainer, adam: StreamedAdam, limit: int) -> tuple[list[bool], int]:
+    """Of an update that has left `LEFT_BYTES` in torch's cache."""
+    policy.keep_resident("all")
+    adam.reserve(10**9)
+    slots, torch_holds = adam.slots, _TorchMemory(policy, adam)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_memory, "reserved_memory_bytes", lambda: reserved)
-        patch.setattr(device_memory, "release_cached_memory", release)
+        patch.setattr(device_memory, "reserved_memory_bytes", torch_holds.reserved)
+        patch.setattr(device_memory, "unused_memory_bytes", torch_holds.unused)
+        patch.setattr(device_memory, "release_cached_memory", torch_holds.release)
         policy.memory.share_with_engines(limit)
         policy.keep_resident("weights")  # engines take their weights
         policy.keep_resident("weights", limit)
-        policy.keep_resident("all")
-    return found
+    return torch_holds.gradients_there, slots - adam.slots
+
+
+class _TorchMemory:
+    """What torch's allocator would say on a GPU."""
+
+    def __init__(self, policy: Trainer, adam: StreamedAdam) -> None:
+        self._policy = policy
+        self._adam = adam
+        self._reserved = self._allocated() + LEFT_BYTES
+        self.gradients_there: list[bool] = []
+
+    def reserved(self) -> int:
+        return self._reserved
+
+    def unused(self) -> int:
+        return self._reserved - self._allocated()
+
+    def release(self) -> None:
+        self._reserved = self._allocated()
+        gradients = [buffer.grad_data for chunk in self._policy.chunks for buffer in chunk.buffers]
+        self.gradients_there.append(all(data.untyped_storage().nbytes() for data in gradients))
+
+    def _allocated(self) -> int:
+        return _mapped_bytes(self._policy) + self._adam.held_bytes
 
 
 def _mapped_bytes(policy: Trainer) -> int:

@@ -88,8 +88,16 @@ def test_a_call_that_finds_no_room_says_what_takes_it_and_what_to_set():
     )
 
 
-def test_memory_of_gradients_stays_where_it_has_room_without_what_an_update_left(policies):
-    ((gradients, held),) = run_processes(
-        1, in_module_worker, "device_memory_workers", "held_beside_engines", policies["dense"]
-    )
-    assert held == {"everything": [], "weights and gradients": [0], "nothing": [0, -gradients]}
+def test_memory_of_gradients_stays_where_few_states_go_for_it(policies):
+    (held,) = run_processes(1, in_module_worker, "device_memory_workers", "held_beside_engines", policies["dense"])
+    slots = held["all but a quarter of gradients"][1]
+    assert slots > 3
+    assert held == {
+        "everything": ([], 0),
+        "all tensors": ([True], 0),
+        "all but three slots": ([True], 3),
+        "all but a quarter of gradients": ([True], slots),
+        "all but more": ([True, False], 0),
+        "nothing": ([True, False], held["nothing"][1]),
+    }
+    assert held["nothing"][1] > slots

@@ -51,8 +51,7 @@ RECORDS = [
     # A step of 128 requests took its host 2.6 to 2.9 ms, where those of the other records need 3.7.
     Record("whole_step.cuda", "local_1x141gb", frozenset({"rollout s", "step s"}), head_kernels=True),
     Record("whole_step_8_layers.cuda", "local_1x141gb", head_kernels=True),
-    # By plan, gradients just stay mapped while the engine generates, 3 GB below what the actor may hold there.
-    # 24 GB less were in use, so that probably they did not, and mapping them anew is what sleep_wake took longer for.
+    # Gradients were unmapped while the engine generated, whose memory stays mapped now: a few optimizer states go for it.
     Record(
         "whole_step_8_layers_8192.cuda",
         "local_1x141gb",
@@ -64,8 +63,13 @@ RECORDS = [
     Record("whole_step_8b.cuda", "local_1x141gb", frozenset(PEAKS)),
     # Rollouts of the same engine and lengths took 6.0 to 10.4 s there, which says nothing of a plan.
     Record("whole_step_flashqla.cuda", "local_1x141gb", frozenset({"rollout s", "step s"})),
-    # Older than attention that keeps less, so fewer optimizer states had room beside the passes.
-    Record("whole_step_8b.cuda2", "local_2x141gb", frozenset({"optimizer s"})),
+    # Older than attention that keeps less, so fewer optimizer states had room beside the passes. Gradients as with 8
+    # layers.
+    Record(
+        "whole_step_8b.cuda2",
+        "local_2x141gb",
+        frozenset({"optimizer s", "GPU peak, engine works GB", "sleep_wake s"}),
+    ),
     # Of one iteration, whose rollout comes before the actor has mapped what it goes on holding.
     Record("whole_step_table.cuda2", "local_2x141gb", frozenset({"GPU peak, engine works GB"})),
     # Likewise. The same rollout took 37.0 and 29.7 s there, planned 22.6, and what of the optimizer is exposed 0.25 and
