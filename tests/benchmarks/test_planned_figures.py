@@ -51,7 +51,7 @@ RECORDS = [
     # A step of 128 requests took its host 2.6 to 2.9 ms, where those of the other records need 3.7.
     Record("whole_step.cuda", "local_1x141gb", frozenset({"rollout s", "step s"}), head_kernels=True),
     Record("whole_step_8_layers.cuda", "local_1x141gb", head_kernels=True),
-    # Gradients were unmapped while the engine generated, whose memory stays mapped now: a few optimizer states go for it.
+    # Gradients were unmapped while the engine generated, whose memory stays mapped now: a few states go for it.
     Record(
         "whole_step_8_layers_8192.cuda",
         "local_1x141gb",
