@@ -90,7 +90,7 @@ class DeviceMemory:
         """Of each streamed half of the optimizer, for how many of its slots there is room while engines generate."""
         if self._limit_bytes is None:  # the device is the actor's own
             return [adam.slots for adam in optimizer.streamed]
-        room = self._room_for_states(self._limit_bytes - self._weight_bytes(), optimizer)
+        room = self._states_beside_engines(self._limit_bytes, optimizer)
         found = []
         for adam in optimizer.streamed:
             found.append(min(adam.slots, max(0, room) // adam.slot_bytes))
@@ -139,18 +139,20 @@ class DeviceMemory:
 
     def _make_room_for_gradients(self, optimizer: Optimizer) -> None:
         """Where not all has room beside engines, what the optimizer's step has left goes before torch keeps the memory
-        of gradients with it, and as many states as `states_room_bytes` says: gradients are tens of gigabytes, which may
-        have room without, and would be mapped anew."""
+        of gradients with it, and as many states as have to: gradients are tens of gigabytes, which may have room
+        without, and would be mapped anew."""
         if self._limit_bytes is None or self._gradients.freed or reserved_memory_bytes() <= self._limit_bytes:
             return
-        staged = sum(adam.held_bytes for adam in optimizer.streamed)
-        others = reserved_memory_bytes() - unused_memory_bytes() - staged - self._gradient_bytes()
-        room = self._limit_bytes - others
-        states = self._room_for_states(room, optimizer)
-        if states < room:
-            self._keep_states(states, optimizer)
+        self._keep_states(self._states_beside_engines(self._limit_bytes, optimizer), optimizer)
         synchronize_compute()
         release_cached_memory()
+
+    def _states_beside_engines(self, limit_bytes: int, optimizer: Optimizer) -> int:
+        """Bytes of states that may stay while engines generate. Gradients are there now."""
+        storages = {buffer.grad_data.untyped_storage() for buffer in self._buffers()}
+        gradients = sum(storage.nbytes() for storage in storages)
+        room = _room_for_states(limit_bytes, optimizer) + gradients
+        return int(states_room_bytes(room, gradients, _state_bytes(optimizer)))
 
     def _keep_states(self, room: int, optimizer: Optimizer) -> None:
         """As many as `room` holds; the others are in host memory then."""
@@ -165,36 +167,21 @@ class DeviceMemory:
                 releasing.join()
 
     def _hold_at_most(self, limit_bytes: int, optimizer: Optimizer) -> None:
-        staged = sum(adam.held_bytes for adam in optimizer.streamed)
-        self._keep_states(limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - staged), optimizer)
+        self._keep_states(_room_for_states(limit_bytes, optimizer), optimizer)
         if reserved_memory_bytes() > limit_bytes:
             synchronize_compute()
             release_cached_memory()
 
     def _reserve_for_states(self, optimizer: Optimizer) -> None:
-        staged = sum(adam.held_bytes for adam in optimizer.streamed)
         room = 0
         if has_own_memory() and self.pass_bytes is not None:
             free = free_memory_bytes() + unused_memory_bytes()
-            room = max(0, free + staged - self.pass_bytes - STATES_RESERVE_BYTES)
+            room = max(0, free + _state_bytes(optimizer) - self.pass_bytes - STATES_RESERVE_BYTES)
         limit = optimizer.options.device_cache_gigabytes
         room = room if limit is None else min(room, int(limit * 1e9))
         for adam in optimizer.streamed:
             adam.reserve(max(0, room) // adam.slot_bytes)
             room -= adam.held_bytes
-
-    def _room_for_states(self, room: int, optimizer: Optimizer) -> int:
-        """Of `room` beside weights, what states may take while engines generate, gradients being mapped now."""
-        staged = sum(adam.held_bytes for adam in optimizer.streamed)
-        return int(states_room_bytes(room, self._gradient_bytes(), staged))
-
-    def _gradient_bytes(self) -> int:
-        storages = {buffer.grad_data.untyped_storage() for buffer in self._buffers()}
-        return sum(storage.nbytes() for storage in storages)
-
-    def _weight_bytes(self) -> int:
-        storages = {buffer.param_data.untyped_storage() for buffer in self._buffers()}
-        return 0 if self._weights.freed else sum(storage.nbytes() for storage in storages)
 
     def _free_weights(self, optimizer: Optimizer) -> None:
         self._masters, alone = _trained_shards(optimizer)
@@ -251,6 +238,16 @@ class _Storages:
             storage.resize_(size)
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
         self._sizes = []
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    """Device memory that optimizer states take."""
+    return sum(adam.held_bytes for adam in optimizer.streamed)
+
+
+def _room_for_states(limit_bytes: int, optimizer: Optimizer) -> int:
+    """Of `limit_bytes`, what all tensors but optimizer states leave."""
+    return limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - _state_bytes(optimizer))
 
 
 def _trained_shards(optimizer: Optimizer) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:

@@ -118,9 +118,9 @@ def short_of_memory(rank: int, count: int) -> str:
     return str(raised.value)
 
 
-def held_beside_engines(rank: int, count: int, path: Path) -> dict[str, tuple[list[bool], int]]:
+def held_beside_engines(rank: int, count: int, path: Path) -> dict[str, tuple[list[bool], int, int]]:
     """While engines generate, by how much the actor may hold then: whether gradients lay in tensors whenever torch gave
-    back what no tensor lay in, and how many slots of optimizer states went."""
+    back what no tensor lay in, how many slots of optimizer states were to go, and how many went."""
     small = partial(StreamedAdam, chunk_elements=64)
     with pytest.MonkeyPatch.context() as patch, streamed_states():
         patch.setattr(offloaded_adam, "StreamedAdam", small)
@@ -141,7 +141,7 @@ def held_beside_engines(rank: int, count: int, path: Path) -> dict[str, tuple[li
         return {name: _held_after_releases(policy, adam, limit) for name, limit in limits.items()}
 
 
-def _held_after_releases(policy: Trainer, adam: StreamedAdam, limit: int) -> tuple[list[bool], int]:
+def _held_after_releases(policy: Trainer, adam: StreamedAdam, limit: int) -> tuple[list[bool], int, int]:
     """Of an update that has left `LEFT_BYTES` in torch's cache."""
     policy.keep_resident("all")
     adam.reserve(10**9)
@@ -151,9 +151,10 @@ def _held_after_releases(policy: Trainer, adam: StreamedAdam, limit: int) -> tup
         patch.setattr(device_memory, "unused_memory_bytes", torch_holds.unused)
         patch.setattr(device_memory, "release_cached_memory", torch_holds.release)
         policy.memory.share_with_engines(limit)
+        (staying,) = policy.memory.states_that_stay(policy.optimizer)
         policy.keep_resident("weights")  # engines take their weights
         policy.keep_resident("weights", limit)
-    return torch_holds.gradients_there, slots - adam.slots
+    return torch_holds.gradients_there, slots - staying, slots - adam.slots
 
 
 class _TorchMemory:

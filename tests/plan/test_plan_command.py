@@ -15,7 +15,15 @@ from rlpipe.cli import app
 from rlpipe.commands.clusters import load_cluster
 from rlpipe.config.actor import ParallelConfig
 from rlpipe.config.load import load_config
-from rlpipe.estimate.memory import SLOT_ELEMENTS, STATES_RESERVE_BYTES, UPDATE_SLOTS, Model, load_model
+from rlpipe.estimate.memory import (
+    FRAGMENTS_BYTES,
+    SLOT_ELEMENTS,
+    STATES_RESERVE_BYTES,
+    UPDATE_SLOTS,
+    Model,
+    load_model,
+    states_room_bytes,
+)
 from rlpipe.estimate.parameters import model_parameters
 from rlpipe.estimate.run_estimate import plan, planned_lengths
 from rlpipe.estimate.seconds import samples_of_a_prompt
@@ -557,6 +565,16 @@ def test_optimizer_states_stay_on_a_gpu_as_far_as_there_is_room():
     assert planned("local_1x141gb", "actor.optimizer.device_cache_gigabytes=1").kept_state_bytes == 12 * SLOT_ELEMENTS
     assert planned("local_1x141gb", "actor.optimizer.cpu_offload_fraction=0").kept_state_bytes == 0
     assert planned("local_cpu").kept_state_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "states", "beside_gradients"),
+    [(40, 20, True), (40, 19, True), (40, 25, True), (40, 26, False), (20, 0, True), (19, 0, False), (19, 4, False)],
+)
+def test_gradients_stay_mapped_where_states_of_a_quarter_of_their_bytes_have_to_go(room, states, beside_gradients):
+    gradients = 20
+    found = states_room_bytes(room * 1e9 + FRAGMENTS_BYTES, gradients * 1e9, states * 1e9)
+    assert found == ((room - gradients) * 1e9 if beside_gradients else room * 1e9 + FRAGMENTS_BYTES)
 
 
 def test_an_update_whose_states_take_more_than_its_passes_is_counted():
