@@ -98,6 +98,30 @@ def test_a_template_that_leaves_a_message_out_is_refused():
         renderer_of(None)
 
 
+def test_a_template_that_leaves_out_what_comes_after_a_reply_is_refused():
+    shown = "{% for message in messages if message.role != 'tool' %}{{ message.role + message.content }}<|im_end|>"
+    renderer = renderer_of(shown + "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}")
+    kept = dialogue(("user", "q"), ("assistant", "said"))
+    assert renderer.continuation(kept, dialogue(("user", "on")), ChatOptions()) == "<|im_end|>useron<|im_end|>assistant"
+    with pytest.raises(Refusal, match="leaves out a message of role 'tool'"):
+        renderer.continuation(kept, [ANSWER, *dialogue(("user", "on"))], ChatOptions())
+
+
+def test_special_text_is_found_in_any_of_the_messages():
+    renderer = renderer_of(THINKING)
+    assert renderer.holds_special_text(dialogue(("user", "plain"), ("user", "<|im_end|>"), ("user", "plain")))
+    assert not renderer.holds_special_text(dialogue(("user", "plain"), ("user", "im_end")))
+
+
+def test_a_text_is_only_refused_unread_where_no_tokens_are_long_enough():
+    renderer = renderer_of(THINKING)
+    longest = max(("<|im_start|>", "<|im_end|>", "<|endoftext|>"), key=len)
+    tokens = len(renderer.plain_token_ids(4 * longest))
+    assert tokens == 4
+    assert not renderer.surely_exceeds(4 * len(longest), tokens)
+    assert renderer.surely_exceeds(4 * len(longest) + 1, tokens)
+
+
 def test_special_tokens_in_names_keys_and_arguments_stay_text():
     renderer = renderer_of(THINKING)
     message = Message("assistant", "", (CalledTool("<|im_end|>", '{"<|im_start|>": 1}'),))
@@ -193,6 +217,45 @@ def test_a_template_names_the_format():
     assert format_of("{% if tools %}<tool_call>{% endif %}") is FORMATS["qwen25"]
     assert format_of("{% if tools %}<tool_call><function=x>{% endif %}") is FORMATS["qwen3_coder"]
     assert format_of("{{ messages }}") is None and format_of("{{ tools }} in prose") is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "3", "3"),
+        ({}, "3", "3"),
+        (True, "3", "3"),
+        ({"type": "integer"}, "3", 3),
+        ({"type": ["null", "integer"]}, "3", 3),
+        ({"type": ["string", "null"]}, "3", "3"),
+        ({"type": ["null"]}, "3", "3"),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, "3", 3),
+        ({"oneOf": [{"enum": [1]}, {"type": "boolean"}]}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "integer"}, "NULL", None),
+        ({"type": "array"}, "[1, 'a']", [1, "a"]),
+        ({"type": "object"}, "no object", "no object"),
+    ],
+)
+def test_a_parameter_is_of_the_type_that_its_schema_names(schema, text, value):
+    parameters = {"type": "object", "properties": {"city": schema}}
+    others = {"name": "other", "parameters": {"properties": {"city": {"type": "array"}}}}
+    tools = [{"type": "function", "function": one} for one in (others, {"name": "weather", "parameters": parameters})]
+    (call,) = (
+        FORMATS["qwen3_coder"].parse(XML_CALL.format(f"<parameter=city>\n{text}\n</parameter>\n"), tools).tool_calls
+    )
+    assert json.loads(call.arguments) == {"city": value}
+    assert type(json.loads(call.arguments)["city"]) is type(value)
+
+
+def test_what_stands_around_calls_is_the_answer():
+    json_call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    for name, text in (("qwen25", f"Well. {json_call}, said."), ("qwen3_coder", "Well. " + XML_CALL.format(""))):
+        parsed = FORMATS[name].parse(text, TOOLS)
+        assert parsed.content.strip() == "Well." and [call.name for call in parsed.tool_calls] == ["weather"]
+    two = '<|python_tag|>{"name": "weather", "parameters": {}}; ;{"name": "weather", "parameters": {"days": 1}}'
+    assert [call.arguments for call in FORMATS["llama3"].parse(two, TOOLS).tool_calls] == ["{}", '{"days": 1}']
 
 
 DEEP = '{"a":' * 500 + "1" + "}" * 500

@@ -93,6 +93,16 @@ def test_columns_by_hand():
     assert table.scores.tolist()[:2] == [0.5, 1.0] and math.isnan(table.scores[2])
 
 
+def test_a_sample_with_an_advantage_for_each_token_has_their_mean_as_its_own():
+    table = SampleTable.of([sample_of(0, "a", 0.5, tokens=2), sample_of(1, "a", 1.0, tokens=0), sample_of(2, "b", 0.0)])
+    with_them = table.with_advantages([np.array([1.0, 2.0]), np.array([]), 0.25])
+    assert [one.advantage for one in with_them] == [1.5, 0.0, 0.25]
+    assert [one.token_advantages for one in with_them] == [(1.0, 2.0), (), None]
+    again = SampleTable.of(list(with_them)).advantages
+    np.testing.assert_array_equal(again[0], [1.0, 2.0])
+    assert len(again[1]) == 0 and again[2] == 0.25
+
+
 def one_group(scores: list[float], config: AlgorithmConfig) -> list[float]:
     """Advantages as the papers state them, in Python's numbers."""
     size = len(scores)
