@@ -60,9 +60,9 @@ def has_own_memory() -> bool:
     return torch.cuda.is_available()
 
 
-def unused_memory_bytes() -> int:
-    """Of what torch holds of the device, what no tensor lies in; 0 on a CPU."""
-    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+def allocated_memory_bytes() -> int:
+    """What tensors of this process take of its device; 0 on a CPU."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
 
 
 @contextmanager

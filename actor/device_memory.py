@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import torch
 
 from actor.device import (
+    allocated_memory_bytes,
     free_memory_bytes,
     has_own_memory,
     release_cached_memory,
     reserved_memory_bytes,
     synchronize_compute,
-    unused_memory_bytes,
 )
 from actor.host_memory import HostCopies
 from actor.optimizer import Optimizer
@@ -38,7 +38,7 @@ def enough_device_memory(call: str, actor: ActorConfig, state_bytes: Callable[[]
     try:
         yield
     except torch.OutOfMemoryError as error:
-        used, limit = reserved_memory_bytes() - unused_memory_bytes(), actor.optimizer.device_cache_gigabytes
+        used, limit = allocated_memory_bytes(), actor.optimizer.device_cache_gigabytes
         raise ResourceError(
             f"{call} ran out of device memory beside {used / 1e9:.1f} GB of the actor's tensors, "
             f"{state_bytes() / 1e9:.1f} of them optimizer states: lower actor.max_tokens_per_gpu "
@@ -90,7 +90,7 @@ class DeviceMemory:
         """Of each streamed half of the optimizer, for how many of its slots there is room while engines generate."""
         if self._limit_bytes is None:  # the device is the actor's own
             return [adam.slots for adam in optimizer.streamed]
-        room = self._states_beside_engines(self._limit_bytes, optimizer)
+        room, _ = self._states_beside_engines(self._limit_bytes, optimizer)
         found = []
         for adam in optimizer.streamed:
             found.append(min(adam.slots, max(0, room) // adam.slot_bytes))
@@ -143,16 +143,20 @@ class DeviceMemory:
         without, and would be mapped anew."""
         if self._limit_bytes is None or self._gradients.freed or reserved_memory_bytes() <= self._limit_bytes:
             return
-        self._keep_states(self._states_beside_engines(self._limit_bytes, optimizer), optimizer)
+        states, gradients_stay = self._states_beside_engines(self._limit_bytes, optimizer)
+        if gradients_stay:
+            self._keep_states(states, optimizer)
         synchronize_compute()
         release_cached_memory()
 
-    def _states_beside_engines(self, limit_bytes: int, optimizer: Optimizer) -> int:
-        """Bytes of states that may stay while engines generate. Gradients are there now."""
+    def _states_beside_engines(self, limit_bytes: int, optimizer: Optimizer) -> tuple[int, bool]:
+        """Bytes of states that may stay while engines generate; and whether the memory of gradients, which are there
+        now, stays mapped beside them."""
         storages = {buffer.grad_data.untyped_storage() for buffer in self._buffers()}
         gradients = sum(storage.nbytes() for storage in storages)
         room = _room_for_states(limit_bytes, optimizer) + gradients
-        return int(states_room_bytes(room, gradients, _state_bytes(optimizer)))
+        states = int(states_room_bytes(room, gradients, _state_bytes(optimizer)))
+        return states, states < room
 
     def _keep_states(self, room: int, optimizer: Optimizer) -> None:
         """As many as `room` holds; the others are in host memory then."""
@@ -175,7 +179,7 @@ class DeviceMemory:
     def _reserve_for_states(self, optimizer: Optimizer) -> None:
         room = 0
         if has_own_memory() and self.pass_bytes is not None:
-            free = free_memory_bytes() + unused_memory_bytes()
+            free = free_memory_bytes() + reserved_memory_bytes() - allocated_memory_bytes()
             room = max(0, free + _state_bytes(optimizer) - self.pass_bytes - STATES_RESERVE_BYTES)
         limit = optimizer.options.device_cache_gigabytes
         room = room if limit is None else min(room, int(limit * 1e9))
@@ -247,7 +251,7 @@ def _state_bytes(optimizer: Optimizer) -> int:
 
 def _room_for_states(limit_bytes: int, optimizer: Optimizer) -> int:
     """Of `limit_bytes`, what all tensors but optimizer states leave."""
-    return limit_bytes - (reserved_memory_bytes() - unused_memory_bytes() - _state_bytes(optimizer))
+    return limit_bytes - (allocated_memory_bytes() - _state_bytes(optimizer))
 
 
 def _trained_shards(optimizer: Optimizer) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:

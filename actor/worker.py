@@ -18,12 +18,12 @@ from actor.collectives.exchange_timer import ExchangeTimer
 from actor.collectives.interception import listen, take_unknown_calls
 from actor.comm_guard.install import install_comm_guard
 from actor.device import (
+    allocated_memory_bytes,
     device_name,
     free_memory_bytes,
     import_compilers,
     reserved_memory_bytes,
     synchronize,
-    unused_memory_bytes,
 )
 from actor.device_memory import enough_device_memory
 from actor.early_compilation import compile_early
@@ -109,7 +109,7 @@ class ActorWorker:
 
     def resident_bytes(self) -> int:
         """Device memory that this process's tensors take now, an allowance for what lies beside torch's included."""
-        return reserved_memory_bytes() - unused_memory_bytes() + BESIDE_TORCH_BYTES
+        return allocated_memory_bytes() + BESIDE_TORCH_BYTES
 
     def address(self) -> WorkerAddress:
         return register_worker(f"actor-{self._rank}")

@@ -218,8 +218,8 @@ def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConf
     need not be fetched or mapped anew: beside CUDA's own and what weights are sent through, which never go.
 
     What torch has mapped for the passes stays where all of it has room. Else activations are given back while the
-    optimizer works, gradients too where that is not enough, and of optimizer states as much stays as there is room
-    (`actor/device_memory.py`).
+    optimizer works, gradients too where more than a few states had to go for them, and of optimizer states as much
+    stays as there is room (`actor/device_memory.py`).
     """
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0) or not cluster.gpus:
         return 0

@@ -17,6 +17,7 @@ from actor.device_memory import enough_device_memory
 from actor.hf.policy_folder import save_hf
 from actor.megatron_patches import offloaded_adam
 from actor.streamed_adam import StreamedAdam
+from actor.train_report import Resident
 from actor.trainer import Trainer
 from rlpipe.config.actor import ActorConfig
 from rlpipe.estimate import memory
@@ -138,22 +139,26 @@ def held_beside_engines(rank: int, count: int, path: Path) -> dict[str, tuple[li
             "all but more": tensors - quarter - 1,
             "nothing": 0,
         }
-        return {name: _held_after_releases(policy, adam, limit) for name, limit in limits.items()}
+        found = {name: _held_after_releases(policy, adam, limit) for name, limit in limits.items()}
+        without_weights = _held_after_releases(policy, adam, 5 * adam.slot_bytes, kept="nothing")
+        return found | {"five slots, and no weights": without_weights}
 
 
-def _held_after_releases(policy: Trainer, adam: StreamedAdam, limit: int) -> tuple[list[bool], int, int]:
+def _held_after_releases(
+    policy: Trainer, adam: StreamedAdam, limit: int, kept: Resident = "weights"
+) -> tuple[list[bool], int, int]:
     """Of an update that has left `LEFT_BYTES` in torch's cache."""
     policy.keep_resident("all")
     adam.reserve(10**9)
     slots, torch_holds = adam.slots, _TorchMemory(policy, adam)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_memory, "reserved_memory_bytes", torch_holds.reserved)
-        patch.setattr(device_memory, "unused_memory_bytes", torch_holds.unused)
+        patch.setattr(device_memory, "allocated_memory_bytes", torch_holds.allocated)
         patch.setattr(device_memory, "release_cached_memory", torch_holds.release)
         policy.memory.share_with_engines(limit)
         (staying,) = policy.memory.states_that_stay(policy.optimizer)
         policy.keep_resident("weights")  # engines take their weights
-        policy.keep_resident("weights", limit)
+        policy.keep_resident(kept, limit)
     return torch_holds.gradients_there, slots - staying, slots - adam.slots
 
 
@@ -163,21 +168,18 @@ class _TorchMemory:
     def __init__(self, policy: Trainer, adam: StreamedAdam) -> None:
         self._policy = policy
         self._adam = adam
-        self._reserved = self._allocated() + LEFT_BYTES
+        self._reserved = self.allocated() + LEFT_BYTES
         self.gradients_there: list[bool] = []
 
     def reserved(self) -> int:
         return self._reserved
 
-    def unused(self) -> int:
-        return self._reserved - self._allocated()
-
     def release(self) -> None:
-        self._reserved = self._allocated()
+        self._reserved = self.allocated()
         gradients = [buffer.grad_data for chunk in self._policy.chunks for buffer in chunk.buffers]
         self.gradients_there.append(all(data.untyped_storage().nbytes() for data in gradients))
 
-    def _allocated(self) -> int:
+    def allocated(self) -> int:
         return _mapped_bytes(self._policy) + self._adam.held_bytes
 
 

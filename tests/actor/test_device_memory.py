@@ -99,4 +99,5 @@ def test_memory_of_gradients_stays_where_few_states_go_for_it(policies):
         "all but a quarter of gradients": ([True], few, few),
         "all but more": ([True, False], 0, 0),
         "nothing": ([True, False], all_slots, all_slots),
+        "five slots, and no weights": ([True, False], all_slots, all_slots - 5),
     }
