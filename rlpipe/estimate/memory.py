@@ -223,15 +223,24 @@ def held_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConf
     """
     if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0) or not cluster.gpus:
         return 0
-    room, kept = room_beside_engines(config, cluster, memory), kept_state_bytes(config, model, cluster, memory)
-    weights, gradients = _weight_bytes(memory), memory.actor["gradients"]
+    room, weights = room_beside_engines(config, cluster, memory), _weight_bytes(memory)
     if weights > room:
         return 0
+    kept = kept_state_bytes(config, model, cluster, memory)
     passes = sum(size for name, size in memory.actor.items() if name not in STAYING_PARTS)
     if passes + kept + FRAGMENTS_BYTES <= room:
         return passes + kept
-    states = min(kept, int(states_room_bytes(room - weights, gradients, kept)))
-    return weights + states + (gradients if gradients_stay(config, model, cluster, memory) else 0)
+    states = states_beside_engines_bytes(config, model, cluster, memory)
+    return weights + states + (memory.actor["gradients"] if gradients_stay(config, model, cluster, memory) else 0)
+
+
+def states_beside_engines_bytes(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> int:
+    """Of the optimizer's states that have room beside the passes, what stays on a GPU while engines generate."""
+    kept = kept_state_bytes(config, model, cluster, memory)
+    if config.sft or not config.ray.shares_memory(gpus=cluster.gpus > 0):
+        return kept
+    room = room_beside_engines(config, cluster, memory) - _weight_bytes(memory)
+    return min(kept, int(states_room_bytes(max(0.0, room), memory.actor["gradients"], kept)))
 
 
 def gradients_stay(config: Config, model: Model, cluster: ClusterConfig, memory: Memory) -> bool:

@@ -16,9 +16,9 @@ from rlpipe.estimate.memory import (
     Memory,
     Model,
     gradients_stay,
-    kept_state_bytes,
     offloaded_bytes,
     room_beside_engines,
+    states_beside_engines_bytes,
 )
 from rlpipe.estimate.parameters import fp8_parameters
 from rlpipe.flops.breakdown import model_flops
@@ -353,12 +353,11 @@ def _optimizer_seconds(config: Config, model: Model, cluster: ClusterConfig, mem
     if not cluster.gpus:
         most = speeds.host_memory_gigabytes_per_second * 1e9 / _ADAM_BYTES / actor.processes
         return own / min(actor.threads * speeds.cpu_gigabytes_per_second * 1e9 / _ADAM_BYTES, most)
-    offloaded = offloaded_bytes(config, model, cluster)
-    beside_engines = max(0.0, room_beside_engines(config, cluster, memory) - memory.actor["parameters"])
-    beside_passes = kept_state_bytes(config, model, cluster, memory)
-    moved = max(0.0, offloaded - min(beside_engines, beside_passes))
-    alone = 1 if min(actor.processes, cluster.node.gpus) == 1 else speeds.streaming_share_of_host_link
-    transfer = moved / (alone * cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
+    stays = states_beside_engines_bytes(config, model, cluster, memory)
+    moved = max(0.0, offloaded_bytes(config, model, cluster) - stays)
+    is_alone = min(actor.processes, cluster.node.gpus) == 1
+    share = speeds.lone_streaming_share_of_host_link if is_alone else speeds.streaming_share_of_host_link
+    transfer = moved / (share * cluster.network.host_to_gpu_gigabytes_per_second * 1e9)
     return transfer + own * _ADAM_BYTES / (cluster.node.gpu_memory_gigabytes_per_second * 1e9)
 
 

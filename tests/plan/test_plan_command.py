@@ -22,6 +22,7 @@ from rlpipe.estimate.memory import (
     UPDATE_SLOTS,
     Model,
     load_model,
+    states_beside_engines_bytes,
     states_room_bytes,
 )
 from rlpipe.estimate.parameters import model_parameters
@@ -575,6 +576,34 @@ def test_gradients_stay_mapped_where_states_of_a_quarter_of_their_bytes_have_to_
     gradients = 20
     found = states_room_bytes(room * 1e9 + FRAGMENTS_BYTES, gradients * 1e9, states * 1e9)
     assert found == ((room - gradients) * 1e9 if beside_gradients else room * 1e9 + FRAGMENTS_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "those_of_passes_stay", "gradients_too"),
+    [
+        ("qwen3_5_9b_dapo", "sft={max_sequence_tokens: 2048, sequences_per_step: 64}", True, False),
+        ("qwen3_4b_gsm8k", "rollout.engine.max_running_requests=176", False, True),
+        ("qwen3_4b_gsm8k", "rollout.engine.max_running_requests=320", False, False),
+    ],
+    ids=["no engines", "engines that leave nearly enough", "engines that leave less"],
+)
+def test_states_are_moved_unless_they_stay_beside_passes_and_engines(
+    recipe, setting, those_of_passes_stay, gradients_too
+):
+    def planned(*more):
+        config = load_config(PROJECT / f"configs/recipes/{recipe}.yaml", [setting, *more])
+        return plan(config, load_model(config.model.path), load_cluster("local_1x141gb"))
+
+    some, none = planned(), planned("actor.optimizer.device_cache_gigabytes=0")
+    stays = states_beside_engines_bytes(some.config, some.model, some.cluster, some.memory)
+    link = some.cluster.speeds.lone_streaming_share_of_host_link * some.cluster.network.host_to_gpu_gigabytes_per_second
+    saved = none.seconds["optimizer"] - some.seconds["optimizer"]
+    assert saved == pytest.approx(stays / (link * 1e9))
+    assert 0 < stays <= some.kept_state_bytes
+    assert (stays == some.kept_state_bytes) == those_of_passes_stay
+    if not those_of_passes_stay:
+        gradients = some.memory.actor["gradients"] if gradients_too else 0
+        assert some.held_beside_engines_bytes == some.memory.actor["parameters"] + stays + gradients
 
 
 def test_an_update_whose_states_take_more_than_its_passes_is_counted():
