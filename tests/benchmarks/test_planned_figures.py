@@ -51,20 +51,14 @@ RECORDS = [
     # A step of 128 requests took its host 2.6 to 2.9 ms, where those of the other records need 3.7.
     Record("whole_step.cuda", "local_1x141gb", frozenset({"rollout s", "step s"}), head_kernels=True),
     Record("whole_step_8_layers.cuda", "local_1x141gb", head_kernels=True),
-    # Gradients were unmapped while the engine generated, whose memory stays mapped now: a few states go for it.
-    Record(
-        "whole_step_8_layers_8192.cuda",
-        "local_1x141gb",
-        frozenset({"GPU peak, engine works GB", "sleep_wake s"}),
-        head_kernels=True,
-    ),
+    Record("whole_step_8_layers_8192.cuda", "local_1x141gb", head_kernels=True),
     Record("whole_step_lora.cuda", "local_1x141gb"),
     # Older than SwiGLU's own kernel, which keeps two widths of the feed-forward less: 16.3 GB of the actor's tensors.
     Record("whole_step_8b.cuda", "local_1x141gb", frozenset(PEAKS)),
     # Rollouts of the same engine and lengths took 6.0 to 10.4 s there, which says nothing of a plan.
     Record("whole_step_flashqla.cuda", "local_1x141gb", frozenset({"rollout s", "step s"})),
-    # Older than attention that keeps less, so fewer optimizer states had room beside the passes. Gradients as with 8
-    # layers.
+    # Older than attention that keeps less, so fewer optimizer states had room beside the passes. Gradients were
+    # unmapped while the engines generated, whose memory stays mapped now: a few states go for it.
     Record(
         "whole_step_8b.cuda2",
         "local_2x141gb",
@@ -79,7 +73,7 @@ RECORDS = [
         "local_2x80gb",
         frozenset({"GPU peak, engine works GB", "rollout s", "step s", "optimizer s"}),
     ),
-    # As with 8 layers. Of the optimizer 1.12 s were exposed, planned 1.60: that host's links are faster than planned.
+    # Gradients were unmapped here, too. Of the optimizer 1.12 s were exposed, planned 1.60: its links are faster.
     Record(
         "whole_step.cuda2",
         "local_2x141gb",
