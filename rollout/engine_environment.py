@@ -5,10 +5,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from rlpipe.shared.replaced_parts import relies_on
+
+relies_on(
+    "sglang.srt.distributed.bootstrap:_check_tp_memory_balance",
+    texts=("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK",),
+    why="an engine of several GPUs starts beside an actor that holds more of one than of another",
+    drop_when="SGLang compares nothing but memory that an engine needs",
+)
+
 DeviceKind = Literal["cpu", "cuda"]
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _STAND_INS = _REPOSITORY / "rollout" / "cpu_stand_ins"
+_COMMON = {
+    "TOKENIZERS_PARALLELISM": "false",
+    # It ends an engine where one of its GPUs has a tenth less free than another. Pools have room on the fullest anyway.
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
+}
 
 
 def engine_environment(
@@ -19,10 +33,10 @@ def engine_environment(
     `directory` is the engine's own folder for temporary files.
     """
     if device == "cuda":
-        return {"PYTHONPATH": _search_path([_REPOSITORY], inherited), "TOKENIZERS_PARALLELISM": "false"}
+        return _COMMON | {"PYTHONPATH": _search_path([_REPOSITORY], inherited)}
     return {
+        **_COMMON,
         "PYTHONPATH": _search_path([_STAND_INS, _REPOSITORY], inherited),
-        "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_CACHE_DIR": str(directory / "cache"),
         "SGLANG_USE_CPU_ENGINE": "1",
         # More than one thread per process loses up to 50 times on a busy machine: OpenMP threads spin.
