@@ -50,6 +50,8 @@ CORRECT = [
     ("The answer to the problem is 12.", "12"),
     (r"We get $y = 3x + 2$.", "3x+2"),
     (r"so $\boxed{3}", "3"),
+    (r"The roots are \boxed{1, 2}.", "2, 1"),
+    ("The answer is $(1, 2)$, of 2 numbers.", '["7", "(1,2)"]'),
 ]
 
 WRONG = [
@@ -98,6 +100,20 @@ def test_deepscaler(response: str, score: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (r"\boxed{5}", "no answer found: no </think>"),
+        ("<think></think> 5", r"no answer found: no closed \boxed after </think>"),
+        (r"<think></think>\boxed{5", r"no answer found: no closed \boxed after </think>"),
+        (r"<think></think>\boxed{6}", "box: '6' is not '5'"),
+        (r"<think></think>\boxed{5}", "box: '5' equals '5'"),
+    ],
+)
+def test_deepscaler_says_what_it_missed(response: str, said: str) -> None:
+    assert rewards.grade("deepscaler", response, "5").reason == said
+
+
+@pytest.mark.parametrize(
     ("response", "label", "score"),
     [
         ("...\nAnswer: 34", "34", 1.0),
@@ -109,6 +125,8 @@ def test_deepscaler(response: str, score: float) -> None:
         ("The result is 34", "34", -1.0),
         ("\\boxed{34}", "34", -1.0),
         ("Answer: 34" + "x" * 300, "34", -1.0),
+        ("Answer: 34\n" + "x" * 289, "34", 1.0),
+        ("Answer: 34\n" + "x" * 290, "34", -1.0),
     ],
 )
 def test_dapo(response: str, label: str, score: float) -> None:
@@ -147,10 +165,33 @@ def test_gsm8k_strict_wants_the_hashes() -> None:
     assert rewards.grade("gsm8k", "#### 7", "7", strict=True).score == 1.0
 
 
-def test_format_component_tells_whether_the_convention_was_kept() -> None:
-    assert rewards.grade("math", r"\boxed{1}", "2").components == {"format": 1.0}
-    assert rewards.grade("math", "It is 2.", "2").components == {"format": 0.0}
-    assert rewards.grade("gsm8k", "It is 2.", "2").components == {"format": 0.0}
+@pytest.mark.parametrize(
+    ("grader", "response", "kept"),
+    [
+        ("math", r"\boxed{1}", 1.0),
+        ("math", "It is 2.", 0.0),
+        ("gsm8k", "#### 3", 1.0),
+        ("gsm8k", "It is 2.", 0.0),
+        ("gsm8k", r"\boxed{2}", 0.0),
+        ("deepscaler", r"<think></think>\boxed{1}", 1.0),
+        ("deepscaler", r"\boxed{2}", 0.0),
+        ("dapo", "Answer: 1", 1.0),
+        ("dapo", "It is 2.", 0.0),
+    ],
+)
+def test_format_component_tells_whether_the_convention_was_kept(grader: str, response: str, kept: float) -> None:
+    assert rewards.grade(grader, response, "2").components == {"format": kept}
+
+
+def test_a_strict_grader_says_that_hashes_are_missing() -> None:
+    reward = rewards.grade("gsm8k", "It is 2.", "2", strict=True)
+    assert (reward.reason, reward.components) == ("no answer found: no '#### number'", {"format": 0.0})
+
+
+def test_eighty_characters_of_an_answer_are_told() -> None:
+    response, label = "x" * 81, "y" * 81
+    reason = rewards.grade("math", rf"\boxed{{{response}}}", label).reason
+    assert reason == f"box: {response[:80]!r} is not {label[:80]!r}"
 
 
 def test_boxes_keep_their_order_and_nest() -> None:
