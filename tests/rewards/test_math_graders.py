@@ -51,7 +51,9 @@ CORRECT = [
     (r"We get $y = 3x + 2$.", "3x+2"),
     (r"so $\boxed{3}", "3"),
     (r"The roots are \boxed{1, 2}.", "2, 1"),
-    ("The answer is $(1, 2)$, of 2 numbers.", '["7", "(1,2)"]'),
+    (r"The roots are \boxed{1} and \boxed{2}.", '["5", "1,2"]'),
+    ("The answer is even.", '["7", "even"]'),
+    ("The answer is $5 + 3 = 8$.", "8"),
 ]
 
 WRONG = [
@@ -69,6 +71,7 @@ WRONG = [
     ("The answer is 5. Or was it?", "6"),
     (r"\boxed{1, 2}", "1"),
     (r"\boxed{5 or 6}", "5"),
+    (r"\boxed{1, 3}", "1, 2"),
 ]
 
 
@@ -170,6 +173,7 @@ def test_gsm8k_strict_wants_the_hashes() -> None:
     [
         ("math", r"\boxed{1}", 1.0),
         ("math", "It is 2.", 0.0),
+        ("math", r"\boxed{2", 0.0),
         ("gsm8k", "#### 3", 1.0),
         ("gsm8k", "It is 2.", 0.0),
         ("gsm8k", r"\boxed{2}", 0.0),
@@ -186,6 +190,20 @@ def test_format_component_tells_whether_the_convention_was_kept(grader: str, res
 def test_a_strict_grader_says_that_hashes_are_missing() -> None:
     reward = rewards.grade("gsm8k", "It is 2.", "2", strict=True)
     assert (reward.reason, reward.components) == ("no answer found: no '#### number'", {"format": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "said"),
+    [
+        (r"\boxed{1, 3}", "1, 2", "box: '1, 3' is not '1, 2'"),
+        (r"\boxed{1} and \boxed{3}", "1, 2", "box: '1, 3' is not '1, 2'"),
+        (r"First \boxed{1}. That is wrong, so \boxed{2}", "1, 2", "box: '2' is not '1, 2'"),
+        ("The answer is $5+3=8$.", "9", "free text: '8' is not '9'"),
+        ("The answer is $y = 3x$.", "y = 2x", "free text: 'y = 3x' is not 'y = 2x'"),
+    ],
+)
+def test_a_wrong_answer_is_told_as_it_was_read(response: str, label: str, said: str) -> None:
+    assert rewards.grade("math", response, label).reason == said
 
 
 def test_eighty_characters_of_an_answer_are_told() -> None:
