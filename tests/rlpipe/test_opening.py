@@ -20,8 +20,8 @@ from rlpipe.monitoring.json_lines import append_json_line, read_json_lines
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
 from rlpipe.shared.checkpoint_folder import checkpoint_path, latest_checkpoint, partial_path, publish
-from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, ResourceError
-from rlpipe.training.opening import Opening, discard_replaced, open_run_directory
+from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, FileKindError, ResourceError
+from rlpipe.training.opening import Opening, check_place, discard_replaced, open_run_directory
 
 _RESUME = Opening(resume=True)
 
@@ -120,6 +120,22 @@ def test_a_run_that_never_was_leaves_nothing(tmp_path, error):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda directory: append_json_line(directory.metrics, {"iteration": 1}),
+        lambda directory: directory.policy.mkdir(),
+        lambda directory: _save(directory, 1),
+    ],
+    ids=["a row", "a policy", "a checkpoint"],
+)
+def test_a_run_that_left_something_stays(tmp_path, leave):
+    with pytest.raises(ResourceError), _open(_config(tmp_path)) as directory:
+        leave(directory)
+        raise ResourceError("no")
+    assert directory.config.exists() and len(list(directory.path.iterdir())) == 2
+
+
 def test_logs_of_a_failed_start_stay_and_are_no_run(tmp_path):
     config = _config(tmp_path)
     with pytest.raises(ResourceError), _open(config) as directory:
@@ -156,6 +172,22 @@ def test_a_kill_while_a_run_is_replaced_loses_nothing(saved, tmp_path):
     with pytest.raises(ConfigError, match="already holds a run"):
         _open(_config(tmp_path)).__enter__()
     assert latest_checkpoint(saved.checkpoints) and not hidden.exists()
+
+
+def test_a_place_for_runs_that_cannot_be_made_is_named_and_a_look_leaves_nothing(tmp_path):
+    check_place(_config(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"run.directory: runs cannot be written into {tmp_path}/runs \(File exists"):
+        check_place(_config(tmp_path))
+
+
+def test_a_run_with_a_pipe_in_it_is_not_resumed_but_replaced(saved, tmp_path):
+    os.mkfifo(saved.path / "pipe")
+    with pytest.raises(FileKindError, match="r/pipe: is a pipe, and a file is needed there"):
+        _open(_config(tmp_path), _RESUME).__enter__()
+    with _open(_config(tmp_path), Opening(overwrite=True)) as directory:
+        assert not (directory.path / "pipe").exists()
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
@@ -274,6 +306,15 @@ def test_settings_that_make_another_experiment_are_refused_unless_allowed(saved,
     for allowed in (key, key.split(".")[0]):
         with _open(config, Opening(resume=True, allow_changes=(allowed,))):
             pass
+
+
+def test_five_of_many_refused_changes_are_listed(saved, tmp_path):
+    rates = {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 4.0}
+    sections = {"seed": 3, "algorithm": rates, "data": {"shuffle": False}}
+    for more, told in (({}, r"[^;]*; take the old"), ({"model": {"path": "elsewhere"}}, "; and 1 more; take the old")):
+        with pytest.raises(ConfigError, match=rf"another experiment: ([^;]*; ){{4}}[^;]*{told}") as error:
+            _open(_config(tmp_path, **sections, **more), _RESUME).__enter__()
+        assert str(error.value).count("--allow-change") == 5
 
 
 def test_more_iterations_change_the_learning_rates_of_a_decay(saved, tmp_path):
