@@ -1,4 +1,4 @@
-"""Memory of devices that engines share: taken when a device is done with it, and there in unequal amounts."""
+"""Memory of devices that engines share: when it may be taken from one, and what if unequal amounts are free."""
 
 from pathlib import Path
 
