@@ -14,7 +14,7 @@ from rollout import cleanup, fp8_arguments, kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
 from rollout.device_checks import check_device
 from rollout.draft_arguments import chosen_steps
-from rollout.failures import check_model_folder
+from rollout.failures import STARTS_AGAIN, check_model_folder
 from rollout.model_modules import unneeded_model_modules
 from rollout.moe_kernels import use_measured_blocks
 from rollout.scheduler_ahead import SchedulersAhead
@@ -98,6 +98,8 @@ def _redirect_output(path: str, keep: bool) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if keep else os.O_TRUNC), 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    if keep:
+        os.write(log, f"{STARTS_AGAIN}\n".encode())
     os.close(log)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rlpipe.shared.descendants import is_stopped
 from rlpipe.shared.errors import EngineFailure
 from rlpipe.shared.replaced_parts import relies_on
-from rollout.failures import last_exception, log_tail
+from rollout.failures import first_failure, last_exception, log_tail, printed_since_start
 
 relies_on(
     "sglang.srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog",
@@ -84,7 +84,9 @@ def _what_happened(processes: Sequence[Any], log_path: str) -> str:
     for process in processes:
         if not process.is_alive():
             ended = f"SGLang's process {process.pid} ended with exit code {process.exitcode}"
-            said = last_exception(log_tail(log_path)) if process.exitcode >= 0 else None  # below, by a signal
+            if process.exitcode < 0:  # by a signal
+                return ended
+            said = first_failure(printed_since_start(log_path)) or last_exception(log_tail(log_path))
             return f"{ended} after {said}" if said else ended
     stopped = [process.pid for process in processes if is_stopped(process.pid)]
     return f"SGLang's process {stopped[0] if stopped else processes[0].pid} was stopped and does not go on"

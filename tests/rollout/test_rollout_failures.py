@@ -1,6 +1,8 @@
 """Engines that cannot start: one sentence each, and nothing left running."""
 
 import re
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from rollout_requests import generate, make_requests
 from safetensors.torch import load_file, save_file
 
 from rlpipe.shared.errors import ConfigError, ModelError, ResourceError, RlpipeError, RolloutError
-from rollout.failures import last_exception
+from rollout.failures import STARTS_AGAIN, first_failure, last_exception, log_tail, printed_since_start
 from rollout.pool import RolloutPool
 
 
@@ -119,3 +121,50 @@ def test_of_several_exceptions_the_last_one_counts():
     text = _LOG.format("KeyboardInterrupt") + "ValueError: later\n"
     assert last_exception(text) == "ValueError: later"
     assert last_exception("ValueError: before\n" + _LOG.format("KeyboardInterrupt")) == "KeyboardInterrupt"
+
+
+_RANK = """[2026-11-24 10:00:00 TP{}] Scheduler hit an exception: Traceback (most recent call last):
+  File "scheduler.py", line 1, in run
+    start()
+{}
+
+[rank{}]: a warning of the process group
+"""
+
+
+def test_of_processes_that_wait_for_each_other_the_first_to_fail_is_told():
+    """The other one fails because it is not heard of any more."""
+    text = _RANK.format(0, "RuntimeError: no room", 0) + _RANK.format(1, "ValueError: rank 0 did not finish", 1)
+    assert last_exception(text) == "ValueError: rank 0 did not finish"
+    assert first_failure(text) == "RuntimeError: no room"
+    assert first_failure("ValueError: of a request\n" + text) == "RuntimeError: no room"
+
+
+def test_a_process_that_fails_first_is_found_before_many_others_and_their_last_words(tmp_path):
+    log = tmp_path / "engine.log"
+    others = "".join(_RANK.format(rank, "    waiting()\n" * 100 + "ValueError: late", rank) for rank in range(1, 8))
+    log.write_text(_RANK.format(0, "RuntimeError: no room", 0) + others)
+    assert "no room" not in log_tail(str(log), lines=200)
+    assert first_failure(printed_since_start(str(log))) == "RuntimeError: no room"
+
+
+def test_nothing_but_a_failed_process_is_one_that_failed_first():
+    assert first_failure("ValueError: of a request\nCapturing\n") is None
+
+
+def test_an_engine_that_starts_again_does_not_tell_of_the_one_before_it(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_text(_RANK.format(0, "RuntimeError: of the lost one", 0))
+    program = (
+        "from rollout.engine_start import _redirect_output\n"
+        f"_redirect_output({str(log)!r}, keep=True)\n"
+        "raise MemoryError('of the new one')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    assert log.read_text().startswith("[2026-11-24 10:00:00 TP0]") and STARTS_AGAIN in log.read_text()
+    said = printed_since_start(str(log))
+    assert first_failure(said) is None and last_exception(said) == "MemoryError: of the new one"
+
+
+def test_a_log_that_is_not_there_says_nothing(tmp_path):
+    assert printed_since_start(str(tmp_path / "none.log")) == ""
