@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -139,6 +139,52 @@ class MappedRows:
     def first_problem(self) -> str:
         """Why the first row that is skipped is."""
         return next((f"{one['place']}: {one['problem']}" for one in self._problems), "")
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """What became of all rows of some data sets.
+
+    `first_problem`: why the first one that is skipped is. `special_text`: rows that hold text of special tokens, which
+    stays text.
+    """
+
+    rows: int
+    too_long: int
+    skipped: int
+    special_text: int
+    first_problem: str
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> "RowCounts":
+        found = [rows for _, rows in parts]
+        return cls(
+            sum(rows.count for rows in found),
+            sum(rows.too_long for rows in found),
+            sum(rows.skipped for rows in found),
+            sum(rows.special_text_rows for rows in found),
+            next((rows.first_problem for rows in found if rows.first_problem), ""),
+        )
+
+    def notes(self, name: str) -> Iterator[str]:
+        """A sentence for each thing that the reader of the run should know of the rows of `name`."""
+        if self.too_long or self.skipped:
+            first = f", the first of those for: {self.first_problem}" if self.first_problem else ""
+            yield f"{name}: of {self.rows} rows {self.too_long} are too long and {self.skipped} are skipped{first}"
+        if self.special_text:
+            yield (
+                f"{name}: {self.special_text} rows hold text of special tokens, which stays text (allow_special_tokens "
+                "makes tokens of it)"
+            )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """For every iteration."""
+        return {
+            "data/prompts_too_long": float(self.too_long),
+            "data/rows_skipped": float(self.skipped),
+            "data/special_text_rows": float(self.special_text),
+        }
 
 
 def fingerprint_of(parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> str:

@@ -16,6 +16,7 @@ from rlpipe.data.mapped_rows import (
     EncodedRow,
     MappedRows,
     Preparation,
+    RowCounts,
     RowEncoder,
     fingerprint_of,
     map_rows,
@@ -59,15 +60,10 @@ class PromptTable(JoinedRows[Prompt]):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts of one or several data sets, in file order, with what was left out.
-
-    `special_text_rows`: rows that hold text of special tokens, which stays text.
-    """
+    """Prompts of one or several data sets, in file order, and what became of all rows."""
 
     prompts: PromptTable
-    too_long: int
-    rows_skipped: int
-    special_text_rows: int = 0
+    rows: RowCounts
 
     @property
     def fingerprint(self) -> str:
@@ -151,18 +147,18 @@ def load_prompts(
     ]
     for dataset, rows in parts:
         check_usable(dataset, rows, skip_bad_rows)
-    prompts = PromptTable(parts)
-    too_long = sum(rows.too_long for _, rows in parts)
+    prompts, counts = PromptTable(parts), RowCounts.of(parts)
     if not len(prompts):
         names = ", ".join(dataset.name for dataset in datasets)
-        if not too_long:
-            problem = next((rows.first_problem for _, rows in parts if rows.first_problem), "")
-            raise DataError(f"data sets {names}: no usable row is left; the first was skipped for: {problem}")
+        if not counts.too_long:
+            raise DataError(
+                f"data sets {names}: no usable row is left; the first was skipped for: {counts.first_problem}"
+            )
         raise DataError(
-            f"data sets {names}: all {too_long} prompts are longer than data.max_prompt_tokens = {max_prompt_tokens}"
+            f"data sets {names}: all {counts.too_long} prompts are longer than data.max_prompt_tokens = "
+            f"{max_prompt_tokens}"
         )
-    skipped = sum(rows.skipped for _, rows in parts)
-    return PromptSet(prompts, too_long, skipped, sum(rows.special_text_rows for _, rows in parts))
+    return PromptSet(prompts, counts)
 
 
 def check_usable(dataset: DatasetConfig, rows: MappedRows, skip_bad_rows: bool) -> None:

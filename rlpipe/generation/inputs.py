@@ -54,8 +54,7 @@ class Inputs:
         return (
             f"configuration, model folder, data and graders are fine: {self.config.run.iterations} iterations of "
             f"{rollout.prompts_per_iteration} x {rollout.samples_per_prompt} samples from "
-            f"{len(self.training.prompts)} training prompts ({self.training.too_long} too long, "
-            f"{self.training.rows_skipped} bad rows skipped); evaluation prompts: {held_out}"
+            f"{len(self.training.prompts)} training prompts; evaluation prompts: {held_out}"
             + "".join(f"\n{note}" for note in self.notes)
         )
 
@@ -108,17 +107,9 @@ def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptS
     Raises DataError for an evaluation set that is part of the training data.
     """
     yield from kept_though_different(config)
-    for name, prompts in (("the training data", training), *evaluation.items()):
-        if prompts.special_text_rows:
-            yield (
-                f"{name}: {prompts.special_text_rows} rows hold text of special tokens, which stays text "
-                "(allow_special_tokens makes tokens of it)"
-            )
-        if prompts is not training and (prompts.too_long or prompts.rows_skipped):
-            yield (
-                f"evaluation set {name}: {prompts.too_long} prompts are too long and {prompts.rows_skipped} rows are "
-                "malformed; they are left out"
-            )
+    yield from training.rows.notes("the training data")
+    for name, prompts in evaluation.items():
+        yield from prompts.rows.notes(f"evaluation set {name}")
     trained = training.prompts.digests
     for name, prompts in evaluation.items():
         shared = int(np.count_nonzero(np.isin(prompts.prompts.digests, trained)))

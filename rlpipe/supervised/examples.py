@@ -14,6 +14,7 @@ from rlpipe.data.mapped_rows import (
     EncodedRow,
     MappedRows,
     Preparation,
+    RowCounts,
     RowEncoder,
     fingerprint_of,
     map_rows,
@@ -42,27 +43,15 @@ class SequenceTable(JoinedRows[TrainingSequence]):
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences in file order, with counts of what was left out."""
+    """Sequences in file order, and what became of all rows."""
 
     sequences: SequenceTable
-    too_long: int
-    rows_skipped: int
-    special_text_rows: int = 0
+    rows: RowCounts
 
     @property
     def fingerprint(self) -> str:
         """Changes with any token or mask, and with their order."""
         return fingerprint_of(self.sequences.parts)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the rows."""
-        if not self.special_text_rows:
-            return ()
-        return (
-            f"the training data: {self.special_text_rows} rows hold text of special tokens, which stays text "
-            "(allow_special_tokens makes tokens of it)",
-        )
 
 
 @dataclass(frozen=True)
@@ -122,15 +111,14 @@ def load_examples(config: Config, settings: SupervisedConfig, tokenizer: "Tokeni
     parts = [(one, map_rows(_encoder(one, config, settings, tokenizer), preparation)) for one in data.train]
     for dataset, rows in parts:
         check_usable(dataset, rows, data.skip_bad_rows)
-    kept = SequenceTable(parts)
-    too_long, skipped = sum(rows.too_long for _, rows in parts), sum(rows.skipped for _, rows in parts)
+    kept, counts = SequenceTable(parts), RowCounts.of(parts)
     if not len(kept):
-        if not too_long:
-            raise DataError(f"no usable row is left; {skipped} were skipped (data.skip_bad_rows)")
+        if not counts.too_long:
+            raise DataError(f"no usable row is left; the first was skipped for: {counts.first_problem}")
         limit = f"sft.max_sequence_tokens = {settings.max_sequence_tokens}"
         prompts = "" if settings.conversations else f", or their prompts than {data.max_prompt_tokens} tokens"
-        raise DataError(f"all {too_long} sequences are longer than {limit}{prompts}")
-    return Examples(kept, too_long, skipped, sum(rows.special_text_rows for _, rows in parts))
+        raise DataError(f"all {counts.too_long} sequences are longer than {limit}{prompts}")
+    return Examples(kept, counts)
 
 
 def _encoder(dataset: DatasetConfig, config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> RowEncoder:

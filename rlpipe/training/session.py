@@ -127,12 +127,7 @@ class Session:
         return {**packs.report.metrics, "pack/advised_saved_share": advice.saved_share}
 
     def data_metrics(self) -> dict[str, float]:
-        return {
-            "data/epoch": float(self.rollouts.prompts.state.epoch),
-            "data/prompts_too_long": float(self.prompt_set.too_long),
-            "data/rows_skipped": float(self.prompt_set.rows_skipped),
-            "data/special_text_rows": float(self.prompt_set.special_text_rows),
-        }
+        return {"data/epoch": float(self.rollouts.prompts.state.epoch), **self.prompt_set.rows.metrics}
 
 
 @contextmanager

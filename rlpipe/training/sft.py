@@ -58,16 +58,15 @@ class SupervisedInputs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*self.examples.notes, *self.choices)
+        return (*self.examples.rows.notes("the training data"), *self.choices)
 
     @property
     def summary(self) -> str:
         """What a dry run tells."""
-        examples = self.examples
         return (
             f"configuration, model folder and data are fine: {self.config.run.iterations} iterations of "
-            f"{self.settings.sequences_per_step} of {len(examples.sequences)} sequences ({examples.too_long} too long, "
-            f"{examples.rows_skipped} bad rows skipped)" + "".join(f"\n{note}" for note in self.notes)
+            f"{self.settings.sequences_per_step} of {len(self.examples.sequences)} sequences"
+            + "".join(f"\n{note}" for note in self.notes)
         )
 
 
@@ -116,12 +115,7 @@ class SupervisedSession:
         self.policies.after_training()
 
     def data_metrics(self) -> dict[str, float]:
-        return {
-            "data/epoch": float(self.stream.state.epoch),
-            "data/prompts_too_long": float(self.examples.too_long),
-            "data/rows_skipped": float(self.examples.rows_skipped),
-            "data/special_text_rows": float(self.examples.special_text_rows),
-        }
+        return {"data/epoch": float(self.stream.state.epoch), **self.examples.rows.metrics}
 
 
 def sft(config: Config, opening: Opening = Opening()) -> Path:

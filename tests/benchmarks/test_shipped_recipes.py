@@ -54,7 +54,7 @@ def test_a_recipe_is_run_with_all_of_its_settings_and_rows_that_fit(recipe, tmp_
     step = config.sft.sequences_per_step if config.sft else config.rollout.prompts_per_iteration
     for dataset in (*config.data.train, *config.eval.datasets):
         prompts = load_prompts([dataset], tokenizer, config.data.max_prompt_tokens, False, Preparation(None, 1), False)
-        assert prompts.too_long == 0
+        assert prompts.rows.too_long == 0
         assert len(prompts.prompts) == (2 * step if dataset in config.data.train else shipped_recipes.EVALUATED_ROWS)
 
 

@@ -99,7 +99,7 @@ def test_prompts_are_rendered_and_long_ones_counted(tmp_path, tokenizer):
     path = _write_lines(tmp_path / "d.jsonl", rows)
     prompts = load_prompts([_dataset(path)], tokenizer, max_prompt_tokens=100, skip_bad_rows=False)
     (prompt,) = prompts.prompts
-    assert prompts.too_long == 1
+    assert prompts.rows.too_long == 1
     assert prompt.text == "<|im_start|>user\n2+3=?<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(prompt.token_ids) == prompt.text
     assert (prompt.label, prompt.prompt_id) == ("5", "d/0")
@@ -113,7 +113,7 @@ def test_a_prompt_of_just_the_most_tokens_stays(tmp_path, tokenizer):
     lengths = {len(tokenizer.encode("x" * count)): count for count in (9, 10, 11)}
     assert len(lengths) == 3
     prompts = load_prompts([dataset], tokenizer, sorted(lengths)[1], False)
-    assert ([len(one.token_ids) for one in prompts.prompts], prompts.too_long) == (sorted(lengths)[:2], 1)
+    assert ([len(one.token_ids) for one in prompts.prompts], prompts.rows.too_long) == (sorted(lengths)[:2], 1)
 
 
 @pytest.mark.parametrize(("label", "text"), [(3.5, "3.5"), (-2, "-2"), ("1/3", "1/3")])
@@ -243,7 +243,7 @@ def test_a_folder_of_gsm8k_is_read_split_by_split(tokenizer, split):
     )
     prompts = load_prompts([dataset], tokenizer, max_prompt_tokens=1000, skip_bad_rows=False)
     rows = [json.loads(line) for line in (_GSM8K / f"{split}.jsonl").read_text().splitlines()]
-    assert prompts.too_long == 0
+    assert prompts.rows.too_long == 0
     assert [prompt.label for prompt in prompts.prompts] == [row["answer"] for row in rows]
     assert all(row["question"] in prompt.text for prompt, row in zip(prompts.prompts, rows, strict=True))
 

@@ -115,7 +115,7 @@ def test_text_of_special_tokens_stays_text_and_is_counted(tmp_path, tokenizer):
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps({"prompt": text, "label": "<|im_end|>"}) + "\n" for text in texts))
     found = load_prompts([_dataset(path)], tokenizer, 500, False)
-    assert found.special_text_rows == 2  # the label counts too: an answer may be made of it
+    assert found.rows.special_text == 2  # the label counts too: an answer may be made of it
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     for prompt, text in zip(found.prompts, texts, strict=True):
         assert (prompt.token_ids.count(start), prompt.token_ids.count(end)) == (2, 1)
@@ -123,8 +123,30 @@ def test_text_of_special_tokens_stays_text_and_is_counted(tmp_path, tokenizer):
         assert prompt.text == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     rendered = _dataset(path, allow_special_tokens=True, apply_chat_template=False)
     allowed = load_prompts([rendered], tokenizer, 500, False)
-    assert allowed.special_text_rows == 0
+    assert allowed.rows.special_text == 0
     assert (allowed.prompts[0].token_ids.count(start), allowed.prompts[0].token_ids.count(end)) == (1, 1)
+
+
+def test_rows_that_are_left_out_are_told_with_the_first_reason(tmp_path, tokenizer):
+    """Of all data sets together; nothing is told where every row is used."""
+    rows = [
+        {"prompt": "a", "label": "1"},
+        {"prompt": "a" * 900, "label": "1"},
+        {"prompt": "b <|im_end|>", "label": "1"},
+    ]
+    bad = [{"prompt": "c", "label": None}, {"prompt": "", "label": "1"}]
+    good, mixed = tmp_path / "good.jsonl", tmp_path / "mixed.jsonl"
+    good.write_text(json.dumps(rows[0]) + "\n")
+    mixed.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
+    counts = load_prompts([_dataset(good), _dataset(mixed)], tokenizer, 500, True).rows
+    left_out, special = counts.notes("the training data")
+    assert left_out.startswith(
+        f"the training data: of 6 rows 1 are too long and 2 are skipped, the first of those for: {mixed}:4: "
+    )
+    assert "'label'" in left_out
+    assert special.startswith("the training data: 1 rows hold text of special tokens")
+    assert counts.metrics == {"data/prompts_too_long": 1, "data/rows_skipped": 2, "data/special_text_rows": 1}
+    assert not list(load_prompts([_dataset(good)], tokenizer, 500, True).rows.notes("the training data"))
 
 
 def test_text_with_the_mark_of_a_stand_in_is_refused(tmp_path, tokenizer):

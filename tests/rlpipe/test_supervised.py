@@ -77,7 +77,7 @@ def test_a_conversation_without_assistant_is_refused(tmp_path, tokenizer):
 def test_long_sequences_are_left_out_and_counted(tmp_path, tokenizer):
     rows = [{"prompt": "a", "label": "b"}, {"prompt": "a", "label": "b" * 100}]
     examples = load_examples(_config(tmp_path, rows), SupervisedConfig(max_sequence_tokens=80), tokenizer)
-    assert (len(examples.sequences), examples.too_long) == (1, 1)
+    assert (len(examples.sequences), examples.rows.too_long) == (1, 1)
 
 
 def test_wrapped_pieces_fill_packs_and_lose_one_target_a_cut():
