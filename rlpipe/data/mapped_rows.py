@@ -138,7 +138,10 @@ class MappedRows:
     @property
     def first_problem(self) -> str:
         """Why the first row that is skipped is."""
-        return next((f"{one['place']}: {one['problem']}" for one in self._problems), "")
+        if not self._problems:
+            return ""
+        place, problem, status = (self._problems[0][name] for name in ("place", "problem", "status"))
+        return str(problem) if status == Status.UNRENDERABLE else f"{place}: {problem}"  # the former names its place
 
 
 @dataclass(frozen=True)

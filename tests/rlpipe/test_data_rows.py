@@ -149,6 +149,13 @@ def test_rows_that_are_left_out_are_told_with_the_first_reason(tmp_path, tokeniz
     assert not list(load_prompts([_dataset(good)], tokenizer, 500, True).rows.notes("the training data"))
 
 
+def test_the_first_reason_names_its_place_once(tmp_path, tokenizer):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(_row([{"role": "user", "content": "a"}]) + _row("b"))
+    rows = load_prompts([_dataset(path, apply_chat_template=False)], tokenizer, 500, True).rows
+    assert rows.first_problem == f"{path}:1: the prompt is a list of messages; set apply_chat_template to true"
+
+
 def test_text_with_the_mark_of_a_stand_in_is_refused(tmp_path, tokenizer):
     path = tmp_path / "d.jsonl"
     for text in ("a\U0010fffe\U000f0000", "\U0010fffe"):
