@@ -9,6 +9,7 @@ import logging
 import queue
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ _START_PAUSE_SECONDS = 1.0
 _REMOTE = "remote"
 _OF_THE_PROCESS = ("MemoryError", "ConfigError")
 """How errors begin that say more of a used process than of the response: no memory, a module no longer loads."""
+_TOLD_FAILURES = 5
+"""Of a grader, each with its reason, until failures are taken the next time; a broken one fails for every response."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -172,6 +175,7 @@ class _Journal:
         self._lock = threading.Lock()
         self._timeouts: list[str] = []
         self._errors: list[str] = []
+        self._told: Counter[str] = Counter()
 
     def graded(self, reward: Reward) -> Reward:
         """The reward as it may be logged."""
@@ -188,14 +192,21 @@ class _Journal:
             failures = Failures(tuple(self._timeouts), tuple(self._errors))
             self._timeouts.clear()
             self._errors.clear()
+            told, self._told = self._told, Counter()
+        for grader, count in told.items():
+            if count > _TOLD_FAILURES:
+                _LOG.warning("grader %s: %d responses more could not be graded", grader, count - _TOLD_FAILURES)
         return failures
 
     def _failed(self, sample_id: str, grader: str, reason: str, failures: list[str]) -> Reward:
         reason = self._secrets.hide(reason)
         with self._lock:
             failures.append(sample_id)
-        _LOG.warning("sample %s, grader %s: %s", sample_id, grader, reason)
-        return Reward(score=self._score_on_failure, correct=None, reason=reason)
+            self._told[grader] += 1
+            told = self._told[grader]
+        if told <= _TOLD_FAILURES:
+            _LOG.warning("sample %s, grader %s: %s", sample_id, grader, reason)
+        return Reward(score=self._score_on_failure, correct=None, reason=reason, failed=True)
 
 
 class _Owner(threading.Thread):

@@ -44,6 +44,7 @@ FREE = (
     "reward.workers",
     "reward.remote_connections",
     "reward.memory_bytes",
+    "reward.max_failed_share",
 )
 """Where and how long a run computes, and what is kept of it; everything else is what it computes."""
 

@@ -70,3 +70,7 @@ class RewardConfig(Section):
 
     score_on_failure: float = 0.0
     """Score of a response whose grading timed out or crashed; such responses are counted."""
+
+    max_failed_share: float = Field(0.5, ge=0, le=1)
+    """The run ends when grading timed out or crashed for more than this share of the responses of an iteration, or of
+    the answers of an evaluation set."""

@@ -87,7 +87,8 @@ class Rollouts:
     def take(self, iteration: int, version: int) -> Batch:
         """The graded samples of `iteration`, which will be trained by weights of `version`.
 
-        Raises RolloutError when all groups were dropped or too many samples failed, DeadlineError when late.
+        Raises RolloutError when all groups were dropped, or too many samples or their grading failed, DeadlineError
+        when late.
         """
         batch = self._wait(
             self._source.take(iteration, version), lambda: self._with_running(self._source.progress(iteration))
@@ -107,7 +108,10 @@ class Rollouts:
         self._wait(self._source.wait_for_running())
 
     def run(self, requests: Sequence[PromptRequest]) -> list[Sample]:
-        """The samples of one episode for each of `requests`, in their order: graded, unless it failed."""
+        """The samples of one episode for each of `requests`, in their order: graded, unless it failed.
+
+        Raises RolloutError when grading failed for too many, DeadlineError when late.
+        """
         there: list[Episode] = []
 
         async def one(request: PromptRequest) -> Episode:
@@ -122,7 +126,9 @@ class Rollouts:
         async def all_of_them() -> list[Sample]:
             return [sample for episode in await asyncio.gather(*map(one, requests)) for sample in episode]
 
-        return self._wait(all_of_them(), lambda: self._with_running(_finished(there, len(requests))))
+        samples = self._wait(all_of_them(), lambda: self._with_running(_finished(there, len(requests))))
+        self._check_grading(there)
+        return samples
 
     def position(self) -> tuple[StreamState, tuple[int, ...]]:
         """What the next run's `state` and `pending` have to be for no prompt to be lost."""
@@ -259,6 +265,18 @@ class Rollouts:
             )
         if failures:
             self._console.say(f"{len(failures)} samples failed; the last one: {failures[-1]}")
+        self._check_grading(episodes)
+
+    def _check_grading(self, episodes: Sequence[Episode]) -> None:
+        rewards = [episode[-1].reward for episode in episodes]
+        graded = [reward for reward in rewards if reward is not None]
+        failed = [reward.reason for reward in graded if reward.failed]
+        limit = self._config.reward.max_failed_share
+        if len(failed) > limit * len(graded):
+            raise RolloutError(
+                f"{len(failed)} of {len(graded)} responses could not be graded, more than reward.max_failed_share = "
+                f"{limit:.0%}; the last one: {failed[-1]}"
+            )
 
 
 def _failed(episode: Episode) -> bool:

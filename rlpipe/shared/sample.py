@@ -50,12 +50,16 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class Reward:
-    """A graded response. `score` enters the advantage; `correct` is None where the grader has no notion of it."""
+    """A graded response. `score` enters the advantage; `correct` is None where the grader has no notion of it.
+
+    `failed`: grading timed out or crashed, so that nothing is known of the response, and `reason` tells of that.
+    """
 
     score: float
     correct: bool | None
     reason: str
     components: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = False
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,9 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
         ("TasksConfig", "test"),
         ("TasksConfig", "train"),
     ],
+    "rlpipe/test_producer.py::test_a_run_goes_on_while_no_more_responses_stay_ungraded_than_are_allowed": [
+        ("RewardConfig", "max_failed_share"),
+    ],
     "rlpipe/test_producer.py::test_a_run_goes_on_while_no_more_samples_fail_than_are_allowed": [
         ("GenerateConfig", "max_failed_share"),
     ],

@@ -207,3 +207,17 @@ def _is_gone(pid: int, patience_seconds: float = 30.0) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_of_a_grader_that_fails_again_and_again_five_reasons_are_told_and_a_number(caplog) -> None:
+    with GradingPool(workers=2) as pool:
+        bad = [pool.submit(f"s{number}", BAD + "raise_what_does_not_pickle", "", "") for number in range(8)]
+        rewards = [future.result(timeout=400) for future in bad]
+        other = pool.submit("other", BAD + "crash", "", "").result(timeout=400)
+        assert len(pool.take_failures().errors) == 9
+        told = [record.getMessage() for record in caplog.records]
+        assert pool.submit("later", BAD + "crash", "", "").result(timeout=400).failed
+    assert all(reward.failed for reward in [*rewards, other])
+    assert sum("raise_what_does_not_pickle: the grader failed" in line for line in told) == 5
+    assert told[-1] == f"grader {BAD}raise_what_does_not_pickle: 3 responses more could not be graded"
+    assert sum(f"grader {BAD}crash" in record.getMessage() for record in caplog.records) == 2

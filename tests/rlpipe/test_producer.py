@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlpipe.config.reward import RewardConfig
 from rlpipe.data.stream import StreamState
 from rlpipe.generation.group_source import Responded
 from rlpipe.generation.producer import Rollouts
@@ -70,18 +71,36 @@ class _Engines:
 
 
 class _Graders:
+    """Every `failing`-th response cannot be graded."""
+
+    def __init__(self, failing=0):
+        self.failing, self.asked = failing, 0
+
     def submit(self, sample_id, name, text, label, options, facts):
+        self.asked += 1
         future = Future()
-        future.set_result(Reward(1.0, True, ""))
+        failed = self.failing > 0 and self.asked % self.failing == 0
+        future.set_result(Reward(0.0, None, "a hole", failed=True) if failed else Reward(1.0, True, ""))
         return future
 
 
-def _rollouts(engines, said=None, state=StreamState(), pending=(), dataset=None, seconds=60.0, **rollout):
+def _rollouts(
+    engines,
+    said=None,
+    state=StreamState(),
+    pending=(),
+    dataset=None,
+    seconds=60.0,
+    graders=None,
+    failed_grades=0.5,
+    **rollout,
+):
     config = small_config(
         run={"name": "r", "iterations": 2},
         seed=7,
         data={"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
         deadlines={"rollout_seconds": seconds},
+        reward={"max_failed_share": failed_grades},
         rollout={"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
         algorithm={"old_policy": "rollout"},
     )
@@ -102,7 +121,7 @@ def _rollouts(engines, said=None, state=StreamState(), pending=(), dataset=None,
     )
     console = Console(2)
     console.say = (said if said is not None else []).append
-    return Rollouts(engines, _Graders(), inputs, console, state, pending)
+    return Rollouts(engines, graders or _Graders(), inputs, console, state, pending)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.3])
@@ -117,6 +136,28 @@ def test_a_run_goes_on_while_no_more_samples_fail_than_are_allowed(share):
     assert [sample.status for sample in batch.samples].count(Status.FAILED) == 1
     assert batch.metrics["rollout/failed_count"] == 1
     assert any("1 samples failed" in line and "planted" in line for line in said)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.3])
+def test_a_run_goes_on_while_no_more_responses_stay_ungraded_than_are_allowed(share):
+    """Of an iteration, and of what is asked for by itself; by default with half of them."""
+    requests = requests_for_prompt("a", PROMPTS[0], 4, SamplingParameters(8))
+    for take in (lambda rollouts: rollouts.take(1, 0).samples, lambda rollouts: rollouts.run(requests)):
+        with _rollouts(_Engines(), graders=_Graders(failing=4), failed_grades=share) as rollouts:
+            if share < 0.25:
+                with pytest.raises(RolloutError, match="1 of 4 responses could not be graded, .* = 20%; the .* a hole"):
+                    take(rollouts)
+            else:
+                assert [sample.reward.failed for sample in take(rollouts)].count(True) == 1
+
+
+def test_a_run_whose_grader_fails_for_every_response_ends_by_default():
+    share = RewardConfig().max_failed_share
+    with (
+        _rollouts(_Engines(), graders=_Graders(failing=1), failed_grades=share) as rollouts,
+        pytest.raises(RolloutError, match="4 of 4 responses could not be graded"),
+    ):
+        rollouts.take(1, 0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 9])
