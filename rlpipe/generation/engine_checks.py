@@ -30,12 +30,9 @@ def check_engines(config: Config) -> None:
         check_argument_names(config.rollout.engine.sglang, declared_server_arguments())
     folder = model_folder(config.model.path)
     model = describe_model(folder)
-    _check_context(config, model, folder)
+    check_engine_sizes(config, model)
     _check_stop_tokens(config, model, folder)
     _check_drafts(config, model, folder)
-    _check_fp8(config, model)
-    if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
-        check_engine_layout(model, config.rollout.engine.tensor_parallel)
     ends = {token for token in end_tokens(folder) if token < model.vocab_size}
     if not ends and not _stops_otherwise(config):
         raise ModelError(
@@ -43,6 +40,15 @@ def check_engines(config: Config) -> None:
             "every response would run to its limit: add it there, or set rollout.sampling.stop_token_ids "
             "(ignore_eos: true if that is meant)"
         )
+
+
+def check_engine_sizes(config: Config, model: ModelDescription) -> None:
+    """The part of `check_engines` that needs no folder: raise RlpipeError for responses that the context of `model`
+    cannot hold, and for sizes that an engine's ranks do not divide."""
+    _check_context(config, model)
+    _check_fp8(config, model)
+    if not _LAYOUT_ARGUMENTS & set(config.rollout.engine.sglang):
+        check_engine_layout(model, config.rollout.engine.tensor_parallel)
 
 
 def _check_fp8(config: Config, model: ModelDescription) -> None:
@@ -53,19 +59,19 @@ def _check_fp8(config: Config, model: ModelDescription) -> None:
         check_fp8(model, engine.quantization, engine.tensor_parallel, int(engine.sglang.get("ep_size", 1)))
 
 
-def _check_context(config: Config, model: ModelDescription, folder: Path) -> None:
+def _check_context(config: Config, model: ModelDescription) -> None:
     longest, given = (
         config.data.max_prompt_tokens + config.longest_response_tokens,
         config.rollout.engine.context_tokens,
     )
     if given is not None and model.max_positions is not None and given > model.max_positions:
         raise ConfigError(
-            f"rollout.engine.context_tokens is {given}, but {folder} has max_position_embeddings = "
+            f"rollout.engine.context_tokens is {given}, but {config.model.path} has max_position_embeddings = "
             f"{model.max_positions}: lower the one, or raise the other"
         )
     context = given or model.max_positions
     if context is not None and longest + CONTEXT_RESERVE_TOKENS > context:
-        name = "rollout.engine.context_tokens" if given else f"max_position_embeddings of {folder}"
+        name = "rollout.engine.context_tokens" if given else f"max_position_embeddings of {config.model.path}"
         raise ConfigError(
             f"data.max_prompt_tokens + max_response_tokens is {longest} tokens, and SGLang keeps "
             f"{CONTEXT_RESERVE_TOKENS} more, but {name} is {context}: shorten prompts or responses, or raise it"

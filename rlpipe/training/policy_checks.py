@@ -11,7 +11,7 @@ from rlpipe.algorithms.advantages import advantage_function
 from rlpipe.config.root import Config
 from rlpipe.flops.route_shape import route_shape
 from rlpipe.model.actor_checks import check_actor, check_reference
-from rlpipe.model.description import TrainableModel
+from rlpipe.model.description import ModelDescription, TrainableModel
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import describe_model, trainable_model
 from rlpipe.model.weight_checks import check_tied_head
@@ -27,13 +27,12 @@ def check_policy(config: Config) -> None:
     """
     folder = model_folder(config.model.path)
     policy = trainable_model(folder)
-    check_actor(policy, config.actor)
+    check_policy_sizes(config, policy)
     if config.actor.frozen_parameters:
         frozen_targets(policy, config.actor)
     _check_adapters(config, policy)
     check_stored_shapes(policy, folder, config.actor.train_mtp)
     check_tied_head(policy, folder)
-    _check_positions(config, policy)
     if config.model.reference_path:
         folder = model_folder(config.model.reference_path)
         reference = trainable_model(folder)
@@ -65,8 +64,11 @@ def check_algorithm(config: Config) -> None:
         route_shape(describe_model(config.model.path).shape)
 
 
-def _check_positions(config: Config, policy: TrainableModel) -> None:
-    if config.longest_sequence_tokens > policy.max_positions:
+def check_policy_sizes(config: Config, policy: ModelDescription) -> None:
+    """The part of `check_policy` that needs no folder: raise ModelError for a layout that does not divide the policy,
+    layers that it does not have, and sequences longer than its positions."""
+    check_actor(policy, config.actor)
+    if policy.max_positions is not None and config.longest_sequence_tokens > policy.max_positions:
         raise ModelError(
             f"sequences of up to {config.longest_sequence_tokens} tokens are trained, but {config.model.path} has "
             f"max_position_embeddings = {policy.max_positions}: shorten prompts, responses or examples, or "

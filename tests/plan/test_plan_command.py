@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,23 @@ def test_a_mean_beyond_its_limit_is_refused(options, said):
     recipe = ["configs/recipes/qwen3_4b_gsm8k.yaml", "model.path=Qwen3-4B", "--cluster", "local_1x141gb"]
     refused = CliRunner().invoke(app, ["plan", *recipe, *options])
     assert refused.exit_code == 2 and said in refused.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("actor.parallel.tensor=3 actor.processes=3", "num_attention_heads = 32 .* actor.parallel.tensor = 3"),
+        ("actor.parallel.pipeline=5 actor.processes=5", "num_hidden_layers = 36 .* = 5"),
+        ("rollout.engine.tensor_parallel=3 actor.processes=3", "num_attention_heads = 32 .*engine.tensor_parallel = 3"),
+        ("rollout.engine.draft.method=mtp", "method is 'mtp', but .* 0 multi-token-prediction layers"),
+        ("rollout.max_response_tokens=60000", "sequences of up to 60256 tokens .* max_position_embeddings = 40960"),
+        ("rollout.engine.context_tokens=8000", "is 8448 tokens, .* rollout.engine.context_tokens is 8000"),
+    ],
+)
+def test_what_training_would_refuse_of_the_model_does_not_fit_either(settings, said):
+    recipe = PROJECT / "configs/recipes/qwen3_4b_dapo.yaml"
+    output = _run(str(recipe), "--cluster", "local_8x141gb", *settings.split(), code=2)
+    assert re.search(said, output), output
 
 
 def test_examples_have_no_prompts_of_their_own():
