@@ -7,7 +7,6 @@ file that its engine keeps locked; the lock ends with the engine's process, and 
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from rlpipe.shared.replaced_parts import replaces
+from rlpipe.shared.socket_folder import socket_folder
 
 replaces(
     "tqdm.std:TqdmDefaultWriteLock.mp_lock",
@@ -22,7 +22,7 @@ replaces(
     drop_when="tqdm makes it when it is first needed",
 )
 
-_TEMPORARY = Path(tempfile.gettempdir())
+_TEMPORARY = socket_folder()
 _PREFIX = "rlpipe-engine-"
 _LOCK = "owner.lock"
 _SHARED_MEMORY = Path("/dev/shm")

@@ -22,6 +22,7 @@ from rlpipe.shared.errors import EXIT_CODE, ResourceError
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
 from rlpipe.shared.overtime import if_longer_than
 from rlpipe.shared.replaced_parts import relies_on, replaces
+from rlpipe.shared.socket_folder import shorten_temporary_folder
 from rlpipe.training.ray_exit import hold_silent_exits
 from rlpipe.training.ray_watch import RayWatch, leave, system_processes
 
@@ -114,6 +115,7 @@ def _join_or_start(config: Config, known: Collection[int]) -> None:
 
 def _start_ray(config: Config, known: Collection[int]) -> None:
     """Ray gives its own processes 30 seconds to start, too few on a busy machine; `deadlines.start_seconds` counts."""
+    shorten_temporary_folder()
     attempts = Retrying(
         retry=retry_if_exception(_is_slow_start), stop=stop_after_delay(config.deadlines.start_seconds), reraise=True
     )

@@ -1,6 +1,7 @@
 """A cluster on this machine that loses one of Ray's own processes, or is interrupted while it starts."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import ray
 from run_support import MARK, PROJECT, assert_no_process_is_left
 
 from rlpipe.shared.interrupts import INTERRUPTED
+from rlpipe.shared.socket_folder import LONGEST_BYTES
 from tests.search_path import search_path
 
 SCRIPT = """
@@ -157,6 +159,20 @@ def test_a_cluster_that_is_not_named_is_not_joined() -> None:
     """Ray by itself takes the address of the environment, or of the cluster that was started last on this machine."""
     code, output = run_script(script=OWN_RAY, RAY_ADDRESS="192.0.2.1:6379")
     assert code == 0 and "a cluster of its own" in output, output
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_cluster_starts_whatever_the_length_of_the_temporary_folder(more: int) -> None:
+    """With the longest path that is kept, and with one byte more, as batch systems give a job."""
+    folder = Path("/tmp/".ljust(LONGEST_BYTES + more, "x"))
+    folder.mkdir(exist_ok=True)
+    try:
+        code, output = run_script(script=OWN_RAY, TMPDIR=str(folder))
+        assert code == 0 and "a cluster of its own" in output, output
+        assert (folder / "ray").is_dir() == (more == 0)
+        assert ("too long" in output) == (more == 1)
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
