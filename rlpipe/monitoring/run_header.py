@@ -17,10 +17,12 @@ def run_header(config: Config, directory: RunDirectory) -> list[tuple[str, str]]
         facts.append(("tensorboard", f"tensorboard --logdir {directory.path}"))
     if config.trackers.wandb != "off":
         facts.append(("wandb", f"project {config.trackers.wandb_project}, {config.trackers.wandb}"))
-    facts += [("model", config.model.path), *_layout(config)]
-    if config.ray.address is None:  # in a cluster that is joined, GPUs are elsewhere
-        facts.append(("kernels", support_line(visible_capability()) + _named_kernels(config)))
-    return facts
+    facts.append(("model", config.model.path))
+    if config.ray.address is not None:  # in a cluster that is joined, GPUs are elsewhere
+        return [*facts, *_layout(config, on_gpus=True)]
+    capability = visible_capability()
+    kernels = support_line(capability) + _named_kernels(config)
+    return [*facts, *_layout(config, on_gpus=capability is not None), ("kernels", kernels)]
 
 
 def _named_kernels(config: Config) -> str:
@@ -31,7 +33,7 @@ def _named_kernels(config: Config) -> str:
     return "; but as set " + ", ".join(named) if named else ""
 
 
-def _layout(config: Config) -> list[tuple[str, str]]:
+def _layout(config: Config, on_gpus: bool) -> list[tuple[str, str]]:
     layout = ActorLayout.of(config.actor)
     sizes = {
         "tensor": layout.tensor_parallel,
@@ -45,8 +47,9 @@ def _layout(config: Config) -> list[tuple[str, str]]:
     facts = [("actor", f"{actor}, {config.actor.dtype}")]
     if config.sft is None:
         engine = config.rollout.engine
-        each = f" of {engine.tensor_parallel} GPUs" if engine.tensor_parallel > 1 else ""
-        shared = ", on the actor's GPUs" if config.ray.colocate else ""
+        kind = "GPUs" if on_gpus else "processes"
+        each = f" of {engine.tensor_parallel} {kind}" if engine.tensor_parallel > 1 else ""
+        shared = f", {'on' if on_gpus else 'as if on'} the actor's GPUs" if config.ray.colocate else ""
         engines = _count(config.rollout.engines, "engine", "engines")
         facts.append(("rollout", f"{engines}{each}, {engine.dtype}, {config.rollout.mode}{shared}"))
     return facts
