@@ -15,7 +15,7 @@ def folder_of(monkeypatch):
     made = []
 
     def folder_of(size_bytes: int, name: str = "TMPDIR") -> Path:
-        made.append(Path("/tmp/ä".ljust(size_bytes - 1, "x")))  # two bytes
+        made.append(Path(f"/tmp/{os.getpid()}-ä".ljust(size_bytes - 1, "x")))  # two bytes
         made[-1].mkdir(exist_ok=True)
         assert len(os.fsencode(made[-1])) == size_bytes
         monkeypatch.setenv(name, str(made[-1]))
