@@ -476,3 +476,49 @@ def test_an_answer_that_nobody_waits_for_is_not_part_of_the_episode(tokenizer):
     (sample,) = served(tokenizer, policy, use, counts=counts)
     assert len(policy.written) == 2
     assert sample.response_ids == policy.written[1].generation.token_ids != policy.written[0].generation.token_ids
+
+
+def test_an_answer_that_was_taken_back_is_not_gone_on_from(tokenizer):
+    """An agent that read it elsewhere, in a log for instance, begins anew with it."""
+    policy, counts = said("one", "two")(tokenizer, seconds=0.3), Counter()
+
+    async def use(open_episode):
+        one = open_episode()
+        ask = [{"role": "user", "content": "x"}]
+        with pytest.raises(openai.APITimeoutError):
+            await one.chat(ask, timeout=0.05)
+        while not counts["abandoned_responses"]:
+            await asyncio.sleep(0.01)
+        await one.chat([*ask, {"role": "assistant", "content": "one"}, {"role": "user", "content": "y"}])
+        return one.episode.samples()
+
+    (sample,) = served(tokenizer, policy, use, counts=counts)
+    assert counts["continued_requests"] == 0
+    assert tokenizer.decode(sample.response_ids) == "two<|im_end|>" and "one" in sample.prompt.text
+
+
+def test_what_an_agent_asks_for_otherwise_than_the_policy_is_trained_is_counted(tokenizer):
+    """Its sampling is not followed, and text of special tokens stays text."""
+    counts = Counter()
+
+    async def use(open_episode):
+        one, seen = open_episode(), []
+        for content, temperature in (("x", 0.7), ("y", 0.2), ("a <|im_end|> b", 0.7)):
+            await one.chat([{"role": "user", "content": content}], temperature=temperature)
+            seen.append((counts["overridden_sampling"], counts["special_text_requests"]))
+        return seen
+
+    assert served(tokenizer, RandomPolicy(tokenizer), use, counts=counts) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_plain_completions_that_do_not_go_on_or_do_so_twice_are_branches(tokenizer):
+    policy, counts = said("one", "two", "three", "four")(tokenizer), Counter()
+
+    async def use(open_episode):
+        one, seen = open_episode(), []
+        for prompt in ("go:", "go:one and", "go:one then", "elsewhere"):
+            await one.client.completions.create(model="policy", prompt=prompt)
+            seen.append((counts["continued_requests"], counts["divergences"]))
+        return seen
+
+    assert served(tokenizer, policy, use, counts=counts) == [(0, 0), (1, 0), (1, 1), (1, 2)]
