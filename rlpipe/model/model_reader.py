@@ -30,14 +30,16 @@ PREDICTION_TENSOR = "mtp.fc.weight"
 _FUSED_EXPERTS = ".mlp.experts.gate_up_proj"
 
 
-def describe_model(source: str | Path | Mapping[str, Any]) -> ModelDescription:
+def describe_model(source: str | Path | Mapping[str, Any], stored: frozenset[str] = frozenset()) -> ModelDescription:
     """The model of any known family at `source`, which is found as `read_config` finds it. Reads no weights.
+
+    stored: names of weights that are there; a configuration may be silent about a prediction layer among them.
 
     Raises:
         ModelError: the file cannot be read, its model type is unknown, a size is missing, or a field that may change
             the layers is not understood.
     """
-    return _describe(read_config(source), frozenset())
+    return _describe(read_config(source), stored)
 
 
 def trainable_model(source: str | Path | Mapping[str, Any]) -> TrainableModel:

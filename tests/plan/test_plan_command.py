@@ -442,7 +442,7 @@ def test_a_mean_beyond_its_limit_is_refused(options, said):
         ("actor.parallel.tensor=3 actor.processes=3", "num_attention_heads = 32 .* actor.parallel.tensor = 3"),
         ("actor.parallel.pipeline=5 actor.processes=5", "num_hidden_layers = 36 .* = 5"),
         ("rollout.engine.tensor_parallel=3 actor.processes=3", "num_attention_heads = 32 .*engine.tensor_parallel = 3"),
-        ("rollout.engine.draft.method=mtp", "method is 'mtp', but .* 0 multi-token-prediction layers"),
+        ("rollout.engine.draft.method=mtp", "method is 'mtp', but SGLang cannot draft with"),
         ("rollout.max_response_tokens=60000", "sequences of up to 60256 tokens .* max_position_embeddings = 40960"),
         ("rollout.engine.context_tokens=8000", "is 8448 tokens, .* rollout.engine.context_tokens is 8000"),
     ],
@@ -451,6 +451,19 @@ def test_what_training_would_refuse_of_the_model_does_not_fit_either(settings, s
     recipe = PROJECT / "configs/recipes/qwen3_4b_dapo.yaml"
     output = _run(str(recipe), "--cluster", "local_8x141gb", *settings.split(), code=2)
     assert re.search(said, output), output
+
+
+@pytest.mark.parametrize(("layers", "code"), [(1, 0), (None, 0), (0, 2)])
+def test_a_prediction_layer_is_missed_only_where_the_configuration_has_none(tmp_path, layers, code):
+    """One that is silent leaves it to the weights, which a plan does not read."""
+    config = json.loads((PROJECT / "configs/models/Qwen3.5-9B/config.json").read_text())
+    assert not any("mtp" in name for name in [*config, *config["text_config"]])
+    if layers is not None:
+        config["text_config"]["mtp_num_hidden_layers"] = layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = [f"model.path={tmp_path}", "rollout.engine.draft.method=mtp", "actor.train_mtp=true"]
+    output = _run(str(HYBRID_ONE), "--cluster", "local_8x141gb", *settings, code=code)
+    assert ("0 multi-token-prediction layers" in output) == (code == 2)
 
 
 def test_examples_have_no_prompts_of_their_own():

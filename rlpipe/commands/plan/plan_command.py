@@ -14,8 +14,9 @@ from rlpipe.estimate.nearest import nearest_setting
 from rlpipe.estimate.run_estimate import AT_LIMITS, MeanTokens, Plan, in_units, plan, planned_lengths
 from rlpipe.estimate.seconds import Lengths, samples_of_a_prompt
 from rlpipe.generation.engine_checks import check_engine_sizes
+from rlpipe.model.description import ModelDescription
 from rlpipe.model.draft_checks import check_drafts
-from rlpipe.model.model_reader import describe_model
+from rlpipe.model.model_reader import PREDICTION_TENSOR, describe_model
 from rlpipe.shared.errors import ConfigError, ModelError
 from rlpipe.training.policy_checks import check_policy_sizes
 from rlpipe.training.trained_share import planned_model
@@ -100,10 +101,12 @@ def run_plan(path: Path, overrides: Sequence[str], cluster_name: str, means: Mea
     overrides = [*settings_of(cluster), *overrides]
     config = load_config(path, overrides)
     _check_possible(config, means)
-    _check_sizes(config)
+    # Where its configuration is silent about a prediction layer, the model may have one.
+    model = describe_model(path_or_bundled(config.model.path), frozenset({PREDICTION_TENSOR}))
+    _check_sizes(config, model)
     planned, lengths = plan(config, planned_model(config), cluster, means), planned_lengths(config, means)
     if planned.problems:
-        nearest = _nearest(path, overrides, planned)
+        nearest = _nearest(path, overrides, planned, model)
         if nearest is None and (fitting := better_layout(config, planned, means)):
             nearest = fitting.settings
         return Answer(cluster_name, planned, lengths, nearest=nearest)
@@ -125,21 +128,20 @@ def _check_possible(config: Config, means: MeanTokens) -> None:
             raise ConfigError(f"--{kind}-tokens is {mean}, but a {kind} has {limit} tokens at most: give a mean")
 
 
-def _check_sizes(config: Config) -> None:
-    """Raise ModelError or ConfigError for what `rlpipe train` would refuse of the model, as far as its configuration
+def _check_sizes(config: Config, model: ModelDescription) -> None:
+    """Raise ModelError or ConfigError for what `rlpipe train` would refuse of `model`, as far as its configuration
     tells."""
-    model = describe_model(path_or_bundled(config.model.path))
     check_policy_sizes(config, model)
     if config.sft is None:
         check_engine_sizes(config, model)
         check_drafts(model, config.rollout.engine.draft, config.algorithm.routing_replay)
 
 
-def _nearest(path: Path, overrides: Sequence[str], planned: Plan) -> tuple[str, ...] | None:
+def _nearest(path: Path, overrides: Sequence[str], planned: Plan, model: ModelDescription) -> tuple[str, ...] | None:
     def fits(settings: Sequence[str]) -> bool:
         try:
             config = load_config(path, [*overrides, *settings])
-            _check_sizes(config)
+            _check_sizes(config, model)
             return not plan(config, planned.model, planned.cluster).problems
         except (ConfigError, ModelError):
             return False
