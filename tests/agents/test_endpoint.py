@@ -460,16 +460,21 @@ def test_an_episode_is_served_with_its_key_at_its_address_until_it_is_closed(tok
     served(tokenizer, RandomPolicy(tokenizer), use)
 
 
+async def abandon(one, messages, counts):
+    """Asks for an answer and does not wait for it."""
+    with pytest.raises(openai.APITimeoutError):
+        await one.chat(messages, timeout=0.05)
+    while not counts["abandoned_responses"]:
+        await asyncio.sleep(0.01)
+
+
 def test_an_answer_that_nobody_waits_for_is_not_part_of_the_episode(tokenizer):
     policy, counts = RandomPolicy(tokenizer, seconds=0.3), Counter()
 
     async def use(open_episode):
         one = open_episode()
         ask = [{"role": "user", "content": "x"}]
-        with pytest.raises(openai.APITimeoutError):
-            await one.chat(ask, timeout=0.05)
-        while not counts["abandoned_responses"]:
-            await asyncio.sleep(0.01)
+        await abandon(one, ask, counts)
         await one.chat(ask)
         return one.episode.samples()
 
@@ -485,10 +490,7 @@ def test_an_answer_that_was_taken_back_is_not_gone_on_from(tokenizer):
     async def use(open_episode):
         one = open_episode()
         ask = [{"role": "user", "content": "x"}]
-        with pytest.raises(openai.APITimeoutError):
-            await one.chat(ask, timeout=0.05)
-        while not counts["abandoned_responses"]:
-            await asyncio.sleep(0.01)
+        await abandon(one, ask, counts)
         await one.chat([*ask, {"role": "assistant", "content": "one"}, {"role": "user", "content": "y"}])
         return one.episode.samples()
 

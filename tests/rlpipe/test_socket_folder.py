@@ -28,7 +28,7 @@ def folder_of(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
-def test_a_folder_with_too_long_a_path_is_replaced_and_told(name, folder_of, monkeypatch, capsys):
+def test_a_folder_with_too_long_a_path_is_replaced_and_told(name, folder_of, capsys):
     folder = folder_of(LONGEST_BYTES, name)
     shorten_temporary_folder()
     assert os.environ[name] == str(folder) and not capsys.readouterr().err
