@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 
+from rlpipe.shared.bytecode import keep_bytecode
 from rlpipe.shared.errors import EXIT_CODE
 
 _DEFAULTS = {
@@ -41,6 +42,7 @@ def set_defaults() -> None:
     """Set what the user has not set, and have the garbage collector look less often."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    keep_bytecode()
     # An iteration holds millions of objects that live until it ends; by default the collector would walk through
     # them again and again (benchmarks/driver_scale.py).
     gc.set_threshold(50_000, 20, 100)

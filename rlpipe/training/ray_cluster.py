@@ -17,6 +17,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception, stop_after_delay
 
 from rlpipe.config.root import Config
+from rlpipe.shared.bytecode import bytecode_environment
 from rlpipe.shared.descendants import adopt_orphans, descendants, end_descendants
 from rlpipe.shared.errors import EXIT_CODE, ResourceError
 from rlpipe.shared.interrupts import INTERRUPTED, INTERRUPTED_EXIT_CODE, finishing, raise_if_requested, shielded
@@ -177,13 +178,14 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
 
     limit_seconds = 2 * config.deadlines.start_seconds
     give_up = functools.partial(_give_up_start, limit_seconds, known)
+    environment = (bytecode_environment() if config.ray.address else {}) | config.ray.environment
     try:
         with _own_signal_handlers(), finishing(_INIT_GRACE_SECONDS), if_longer_than(limit_seconds, give_up):
             ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 namespace=config.run.name,
-                runtime_env={"env_vars": config.ray.environment} if config.ray.environment else None,
+                runtime_env={"env_vars": environment} if environment else None,
                 **where,
             )
     except BaseException as error:

@@ -1,10 +1,12 @@
 """The machine: memory, shared memory, limits, ports, disk."""
 
+import importlib.util
 import os
 import resource
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ _PORTS = 16
 def check_machine(run_directory: Path) -> Iterator[Check]:
     """Everything that needs no GPU and no configuration."""
     yield _python()
+    yield _bytecode()
     yield _memory()
     yield _shared_memory(Path("/dev/shm"))
     yield _open_files()
@@ -31,6 +34,24 @@ def _python() -> Check:
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return ok("python", found)
     return fail("python", found, "use Python 3.11 or 3.12")
+
+
+def _bytecode() -> Check:
+    """Processes of a run import thousands of modules each, which take two to three times as long to compile as well."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return warn("compiled modules", "torch is missing", "install the packages, then ask again")
+    kept = Path(importlib.util.cache_from_source(spec.origin))
+    existing = next(path for path in kept.parents if path.exists())
+    try:
+        if not kept.exists():
+            tempfile.TemporaryFile(dir=existing).close()
+    except OSError:
+        fix = "set PYTHONPYCACHEPREFIX to a folder of yours: without them a start takes two to three times as long"
+        return warn("compiled modules", f"{existing} cannot be written", fix)
+    return ok(
+        "compiled modules", f"kept below {sys.pycache_prefix}" if sys.pycache_prefix else "kept beside their sources"
+    )
 
 
 def _memory() -> Check:
