@@ -2,18 +2,28 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`. Raises OSError with a file's name, and then `path` is what it was."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new content of `path`, to be written in the block, which may read the old. Raises like `write_atomically`."""
     target = path.resolve()  # a link stays one
     if not target.parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "there is no such folder", str(target.parent))
     partial = target.with_name(f".{target.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)

@@ -4,16 +4,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-_FIRST, _LAST = 2, 8
 _LONGEST_CHARACTERS = 20_000
 
 
 def episode_articles(episodes: Sequence[Mapping[str, Any]]) -> str:
-    """The first and the last episodes, the latest on top."""
-    shown = list(episodes)
-    if len(shown) > _FIRST + _LAST:
-        shown = [*shown[:_FIRST], *shown[-_LAST:]]
-    return "".join(map(_episode, reversed(shown)))
+    """The latest on top."""
+    return "".join(map(_episode, reversed(episodes)))
 
 
 def _episode(row: Mapping[str, Any]) -> str:

@@ -1,5 +1,8 @@
 """Reward, held-out accuracy and the phase split over the iterations, as one figure."""
 
+import math
+from statistics import fmean
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -7,6 +10,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.page import taken_phases
 from rlpipe.monitoring.report.series import LIGHT, held_out, label, phase_label, slot, text, unit
+
+_MOST_BARS = 120  # drawing one takes milliseconds
 
 
 def draw(history: History) -> Figure:
@@ -61,14 +66,16 @@ def _draw_held_out(axes: Axes, history: History) -> None:
 
 def _draw_phases(axes: Axes, history: History) -> None:
     rows = history.trained
-    iterations = [row["iteration"] for row in rows]
-    bottom = [0.0] * len(rows)
+    together = math.ceil(len(rows) / _MOST_BARS) or 1
+    groups = [rows[start : start + together] for start in range(0, len(rows), together)]
+    places = [fmean(row["iteration"] for row in group) for group in groups]
+    bottom = [0.0] * len(groups)
     for phase in taken_phases(history):
-        seconds = [row.get(f"time/{phase}_seconds", 0.0) for row in rows]
-        color = _color(f"time/{phase}_seconds")
-        axes.bar(iterations, seconds, bottom=bottom, width=0.85, color=color, label=phase_label(phase))
+        metric = f"time/{phase}_seconds"
+        seconds = [fmean(row.get(metric, 0.0) for row in group) for group in groups]
+        axes.bar(places, seconds, bottom=bottom, width=0.85 * together, color=_color(metric), label=phase_label(phase))
         bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
-    axes.set_title("seconds of each phase")
+    axes.set_title("seconds of each phase" + (f", means of {together} iterations" if together > 1 else ""))
     axes.set_ylabel("seconds")
     if axes.patches:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")

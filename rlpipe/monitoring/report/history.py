@@ -4,10 +4,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from sys import intern
 from typing import Any
 
-from rlpipe.monitoring.json_lines import read_json_lines
+from rlpipe.monitoring.json_lines import JsonRows, read_ends, read_json_lines
 from rlpipe.monitoring.response_record import ResponseRecord, read_record
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import DataError
@@ -16,14 +18,18 @@ Series = tuple[list[int], list[float]]
 _LAST_ITERATION = 10**9
 _LARGEST = 1e100  # sums and differences of such numbers stay finite
 _SHOWN = 5
+_LEAST_ROWS = 256
+SHOWN_SAMPLES = SHOWN_EPISODES = (2, 8)
+"""The first ones and the last ones: a file of them may be larger than memory."""
 
 
 @dataclass(frozen=True)
 class History:
     """Rows in order of iteration; row 0, where it exists, is the evaluation before training.
 
-    All metrics are finite numbers. ranks: each training process in each iteration. jit_events: what compiled where.
-    responses: their lengths. notes: sentences about what is in the files and not here.
+    All metrics are finite numbers. samples, episodes: the first ones and the last ones. ranks: each training process in
+    the last iteration. jit_events: what compiled where. responses: their lengths. notes: sentences about what is in the
+    files and not here.
     """
 
     name: str
@@ -43,12 +49,13 @@ class History:
 
     def names(self, prefix: str, suffix: str = "") -> list[str]:
         """Names of all metrics that begin and end so, in order of appearance."""
-        found: dict[str, None] = {}
-        for row in self.rows:
-            found.update({name: None for name in row if name.startswith(prefix) and name.endswith(suffix)})
-        return list(found)
+        return [name for name in self._names if name.startswith(prefix) and name.endswith(suffix)]
 
-    @property
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for row in self.rows for name in row))
+
+    @cached_property
     def trained(self) -> tuple[dict[str, Any], ...]:
         """Rows of training iterations."""
         return tuple(row for row in self.rows if row["iteration"] > 0)
@@ -67,10 +74,10 @@ def read_history(folder: Path) -> History:
     return History(
         name=_printable(folder.resolve().name),
         rows=tuple(rows),
-        samples=tuple(reader.rows(directory.samples, lambda row: True)),
-        episodes=tuple(reader.rows(directory.episodes, lambda row: True)),
+        samples=tuple(reader.ends(directory.samples, *SHOWN_SAMPLES)),
+        episodes=tuple(reader.ends(directory.episodes, *SHOWN_EPISODES)),
         config_yaml=directory.config.read_text(encoding="utf-8", errors="replace"),
-        ranks=tuple(reader.rows(directory.ranks, _is_rank)),
+        ranks=tuple(reader.last_iteration(directory.ranks, _is_rank)),
         jit_events=tuple(filter(_is_event, reader.rows(directory.jit_events, _is_event_or_compiler))),
         responses=tuple(filter(None, map(read_record, reader.rows(directory.responses, _is_record)))),
         notes=tuple(reader.notes()),
@@ -85,14 +92,29 @@ class _Reader:
         self._not_finite: dict[str, list[int]] = defaultdict(list)
 
     def rows(self, path: Path, is_whole: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
-        found = read_json_lines(path)
+        return self._kept(path, read_json_lines(path), is_whole)
+
+    def _kept(self, path: Path, found: JsonRows, is_whole: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
         kept = [row for row in found.rows if _is_iteration(row.get("iteration")) and is_whole(row)]
         if damaged := found.damaged + len(found.rows) - len(kept):
             self._damaged[path.name] = damaged
         return kept
 
+    def ends(self, path: Path, first: int, last: int) -> list[dict[str, Any]]:
+        return self._kept(path, read_ends(path, first, last), lambda row: True)
+
+    def last_iteration(self, path: Path, is_whole: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Rows of the newest iteration, of which a file may have thousands in each."""
+        last = _LEAST_ROWS
+        while True:
+            rows = self._kept(path, found := read_ends(path, 0, last), is_whole)
+            newest = [row for row in rows if row["iteration"] == rows[-1]["iteration"]]
+            if len(newest) < len(rows) or len(found.rows) + found.damaged < last:
+                return newest
+            last *= 2
+
     def finite(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in row.items() if _is_finite(value)}
+        kept = {intern(name): value for name, value in row.items() if _is_finite(value)}
         for name in row.keys() - kept.keys():
             self._not_finite[name].append(row["iteration"])
         return kept

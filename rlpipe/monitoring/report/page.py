@@ -1,5 +1,6 @@
 """The page of one run: what came of it, what to change, charts, tables, samples."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from rlpipe.shared.phases import PHASES
 
 _MOST_KERNELS = 20
 _LEAST_PHASE_SHARE = 5e-4  # below it stands what asking whether a pass is needed takes
-_FIRST_SAMPLES, _LAST_SAMPLES = 2, 6
+_MOST_ROWS = 400
+_LAST_ROWS = 20
 
 _TABLE_METRICS = (
     "rollout/reward_mean",
@@ -226,19 +228,20 @@ def _iteration_table(history: History) -> str:
     phases = {f"time/{phase}_seconds" for phase in PHASES.keys() - taken_phases(history).keys()}
     names = [name for name in _TABLE_METRICS if name not in phases and any(name in row for row in history.rows)]
     names += held_out(history.names("eval/"))
+    every = math.ceil(len(history.rows) / _MOST_ROWS)
+    shown = [*history.rows[:-_LAST_ROWS:every], *history.rows[-_LAST_ROWS:]]
     rows = [
-        [row["iteration"], *(text(row[name], unit(name)) if name in row else "" for name in names)]
-        for row in history.rows
+        [row["iteration"], *(text(row[name], unit(name)) if name in row else "" for name in names)] for row in shown
     ]
-    return table(["iteration", *(label(name) for name in names)], rows)
+    note = f"One row in {every}, and the last {_LAST_ROWS}; metrics.jsonl has all." if every > 1 else ""
+    told = f"<p class='quiet'>{note}</p>" if note else ""
+    return told + table(["iteration", *(label(name) for name in names)], rows)
 
 
 def _samples(history: History) -> str:
-    """The first ones and the last ones, the latest on top."""
-    samples = list(history.samples)
-    if len(samples) > _FIRST_SAMPLES + _LAST_SAMPLES:
-        samples = [*samples[:_FIRST_SAMPLES], *samples[-_LAST_SAMPLES:]]
-    return f"<div class='samples'>{''.join(map(_sample, reversed(samples)))}</div>" if samples else ""
+    """The latest on top."""
+    shown = "".join(map(_sample, reversed(history.samples)))
+    return f"<div class='samples'>{shown}</div>" if shown else ""
 
 
 def _sample(sample: Mapping[str, Any]) -> str:

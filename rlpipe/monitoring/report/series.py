@@ -164,6 +164,7 @@ def phase_label(phase: str) -> str:
     return _PHASE_NAMES.get(phase, phase.replace("_", " "))
 
 
+@cache
 def unit(metric: str) -> str:
     """As the metric dictionary has it; "none" for a name that it does not know."""
     for name, declared in METRICS.items():
