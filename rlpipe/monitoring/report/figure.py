@@ -23,7 +23,7 @@ def draw(history: History) -> Figure:
     _draw_phases(phases, history)
     for axes in (rewards, quality, phases):
         axes.set_xlabel("iteration")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     figure.suptitle(history.name)
     return figure
 
@@ -37,7 +37,7 @@ def _draw_rewards(axes: Axes, history: History) -> None:
     axes.fill_between(
         [row["iteration"] for row in both], low, high, color=color, alpha=0.15, label="± standard deviation"
     )
-    axes.plot(iterations, means, color=color, marker=".", label="mean")
+    axes.plot(iterations, means, color=color, marker="." if len(means) <= _MOST_BARS else "", label="mean")
     axes.set_title("reward of sampled responses")
     axes.legend(loc="best")
 
@@ -69,11 +69,12 @@ def _draw_phases(axes: Axes, history: History) -> None:
     together = math.ceil(len(rows) / _MOST_BARS) or 1
     groups = [rows[start : start + together] for start in range(0, len(rows), together)]
     places = [fmean(row["iteration"] for row in group) for group in groups]
+    width = together if together > 1 else 0.85  # gaps between many bars are a pattern that means nothing
     bottom = [0.0] * len(groups)
     for phase in taken_phases(history):
         metric = f"time/{phase}_seconds"
         seconds = [fmean(row.get(metric, 0.0) for row in group) for group in groups]
-        axes.bar(places, seconds, bottom=bottom, width=0.85 * together, color=_color(metric), label=phase_label(phase))
+        axes.bar(places, seconds, bottom=bottom, width=width, color=_color(metric), label=phase_label(phase))
         bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
     axes.set_title("seconds of each phase" + (f", means of {together} iterations" if together > 1 else ""))
     axes.set_ylabel("seconds")
