@@ -13,8 +13,8 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -50,12 +50,12 @@ def main() -> None:
     for chunk in options.chunks:
         floor = floor_seconds(call, chunk, product, copied)
         with plain_logits():
-            plain = seconds_per_call(lambda chunk=chunk: call(chunk), _ROUNDS)
-        ours = seconds_per_call(lambda chunk=chunk: call(chunk), _ROUNDS)
+            plain = seconds_per_call(partial(call, chunk), _ROUNDS)
+        ours = seconds_per_call(partial(call, chunk), _ROUNDS)
         peak = call.peak_bytes(chunk) / 1e9
         print(f"{chunk:>10,}{floor * 1e3:>12.1f}{plain * 1e3:>12.1f}{ours * 1e3:>12.1f}{peak:>10.2f}", flush=True)
         if options.profile:
-            print_groups(profiled(lambda chunk=chunk: call(chunk)).times)
+            print_groups(profiled(partial(call, chunk)).times)
     dist.destroy_process_group()
 
 
@@ -122,12 +122,14 @@ def floor_seconds(call: Pass, chunk: int, product: float, copied: float) -> floa
 
 @contextmanager
 def plain_logits() -> Iterator[None]:
-    kernels: tuple[Any, Any] = actor.head.softmax_parts, actor.head.logit_gradient
-    actor.head.softmax_parts, actor.head.logit_gradient = (one.__wrapped__ for one in kernels)
+    kernels = {name: getattr(actor.head, name) for name in ("softmax_parts", "logit_gradient")}
+    for name, kernel in kernels.items():
+        setattr(actor.head, name, kernel.__wrapped__)
     try:
         yield
     finally:
-        actor.head.softmax_parts, actor.head.logit_gradient = kernels
+        for name, kernel in kernels.items():
+            setattr(actor.head, name, kernel)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -100,7 +101,7 @@ def main() -> None:
             _compare_norms(policy, f"{len(lengths)}x{lengths[0]}", options.gradients)
         if options.profile:
             print(layer_floors(shape, lengths, ceiling * 1e12, copied).line())
-            print_groups(profiled(lambda inputs=inputs: _pass(policy, inputs)).times, options.shown_share)
+            print_groups(profiled(partial(_pass, policy, inputs)).times, options.shown_share)
     leave()
 
 

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # instead of this folder, where files hide packages
 
@@ -38,6 +40,8 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "L
 _SYSTEM = "You are an agent with tools. " * 10
 _RESULT = "It is sunny, 21 degrees, with wind from the west. " * 4
 _WARM_UP_EPISODES = 4
+
+Returned = TypeVar("Returned")
 
 # A client that costs the driver nothing: it is another process, and keeps its connection.
 _CLIENT = """
@@ -85,10 +89,10 @@ class TimedRenderer(ChatRenderer):
     def token_ids(self, text: str) -> list[int]:
         return self._timed(super().token_ids, text)
 
-    def text_of(self, token_ids, special: bool = False) -> str:  # type: ignore[no-untyped-def]
+    def text_of(self, token_ids: Sequence[int], special: bool = False) -> str:
         return self._timed(super().text_of, token_ids, special)
 
-    def _timed(self, function, *arguments):  # type: ignore[no-untyped-def]
+    def _timed(self, function: Callable[..., Returned], *arguments: Any) -> Returned:
         begin = time.thread_time()
         result = function(*arguments)
         self.tokenizer_seconds += time.thread_time() - begin
@@ -160,7 +164,7 @@ async def agent(task: AgentTask, turns: int) -> float:
         for _ in range(turns):
             answer = await client.chat.completions.create(model=task.model, messages=messages, tools=_TOOLS)  # type: ignore[arg-type]
             message = answer.choices[0].message
-            (call, *_) = message.tool_calls or ()
+            call = (message.tool_calls or [])[0]
             messages += [
                 message.model_dump(exclude_none=True),
                 {"role": "tool", "tool_call_id": call.id, "content": _RESULT},

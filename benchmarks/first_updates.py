@@ -72,7 +72,7 @@ class Batch:
 
     def logprobs(self, model: PreTrainedModel) -> torch.Tensor:
         """Of each next token, [n, t - 1]."""
-        logits = model(self.tokens).logits[:, :-1]
+        logits: torch.Tensor = model(self.tokens).logits[:, :-1]
         return logits.log_softmax(-1).gather(2, self.tokens[:, 1:, None])[..., 0]
 
     def part(self, rows: torch.Tensor) -> "Batch":

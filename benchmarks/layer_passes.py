@@ -1,5 +1,7 @@
 """The actor's layers with random weights, as benchmarks run them alone."""
 
+from typing import Any
+
 import torch
 
 from actor.device import compute_device
@@ -9,7 +11,7 @@ from rlpipe.config.actor import ActorConfig
 from rlpipe.model.model_reader import trainable_model
 
 
-def policy_layers(config: dict, actor: ActorConfig) -> PolicyModel:
+def policy_layers(config: dict[str, Any], actor: ActorConfig) -> PolicyModel:
     """This process's share of the model that `config.json` describes."""
     (policy,) = build_model(trainable_model(config), actor)
     generator = torch.Generator(compute_device()).manual_seed(0)

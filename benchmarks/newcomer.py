@@ -140,7 +140,7 @@ def go(way: Way, overrides: list[str]) -> None:
 
 
 def trained(row: dict[str, Any]) -> bool:
-    return row["train/updates_applied_count"] == row["iteration"] and row["train/gradient_norm"] > 0
+    return bool(row["train/updates_applied_count"] == row["iteration"] and row["train/gradient_norm"] > 0)
 
 
 def print_iteration(row: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def weights_of(way: Way, folder: Path) -> Iterator[tuple[torch.Tensor, torch.Ten
 def gap(model: Any, prompt: list[int], answer: list[tuple[float, int]]) -> torch.Tensor:
     tokens = torch.tensor([token for _, token in answer], device=DEVICE)
     with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens.tolist()]], device=DEVICE)).logits[0]
+        logits: torch.Tensor = model(torch.tensor([[*prompt, *tokens.tolist()]], device=DEVICE)).logits[0]
     logprobs = logits.float().log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, tokens[:, None])[:, 0]
     return (logprobs.cpu() - torch.tensor([logprob for logprob, _ in answer])).abs()
 

@@ -14,6 +14,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +113,7 @@ def compare(name: str, lengths: Lengths, tokens_per_gpu: int, ranks: int, cost: 
     )
     for budget, chosen in ((tokens_per_gpu, limits), (advice.advised_tokens_per_gpu, advised)):
         for label, planner in planners:
-            plan, seconds = timed(lambda p=planner, c=chosen: p(lengths, c, ranks, cost))
+            plan, seconds = timed(partial(planner, lengths, chosen, ranks, cost))
             show(f"{label}, {CONTEXT_PARALLEL} x {budget}", plan, seconds, lengths, chosen, cost)
     print(f"  advisor: {advice}\n")
 
@@ -123,7 +124,7 @@ def speed(cost: CostModel) -> None:
         lengths = make(np.random.default_rng(0), 100_000)
         limits = PackLimits(8448 * CONTEXT_PARALLEL, 2 * CONTEXT_PARALLEL, 2 * CONTEXT_PARALLEL)
         processor = time.process_time()
-        plan, seconds = timed(lambda n=lengths, c=limits: plan_packs(n, c, 64, cost))
+        plan, seconds = timed(partial(plan_packs, lengths, limits, 64, cost))
         processor = time.process_time() - processor
         report = report_on([(plan, lengths)], limits, cost)
         print(

@@ -67,11 +67,11 @@ class Case:
     @property
     def processes(self) -> int:
         sizes = self.parallel
-        return max(sizes.get("tensor", 1) * sizes.get("context", 1), sizes.get("expert", 1))
+        return int(max(sizes.get("tensor", 1) * sizes.get("context", 1), sizes.get("expert", 1)))
 
     @property
     def pack_lengths(self) -> tuple[int, ...]:
-        return self.lengths * self.parallel.get("context", 1)
+        return self.lengths * int(self.parallel.get("context", 1))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Case:
         """Of forward and backward passes over one pack."""
         work = model_flops(describe_model(self.config).shape, self.pack_lengths)
         flops = 3 * sum(part.forward for name, part in work.parts if name is not Part.HEAD)
-        return flops / (self.parallel.get("tensor", 1) * self.parallel.get("context", 1)) / 1e12
+        return flops / int(self.parallel.get("tensor", 1) * self.parallel.get("context", 1)) / 1e12
 
 
 @dataclass(frozen=True)

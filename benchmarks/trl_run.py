@@ -64,7 +64,9 @@ def _train(run: TrlRun) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in Path(run.rows).read_text().splitlines()]
     steps: list[dict[str, float]] = []
 
-    def reward(completions: list, label: list[str], completion_ids: list[list[int]], **_: object) -> list[float | None]:
+    def reward(
+        completions: list[Any], label: list[str], completion_ids: list[list[int]], **_: object
+    ) -> list[float | None]:
         steps[-1]["generation_seconds"] = time.perf_counter() - steps[-1]["start"]
         steps[-1]["tokens"] = sum(map(len, completion_ids))
         texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]

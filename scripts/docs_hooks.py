@@ -4,6 +4,7 @@ So a page needs no script and no network to show them, and an invalid diagram or
 """
 
 import html
+import itertools
 import re
 from typing import Any
 
@@ -18,9 +19,12 @@ _IDENTIFIER = "my-svg"
 
 def on_page_content(content: str, **_: Any) -> str:
     """The page's HTML with an SVG picture in place of each diagram, and MathML in place of each formula."""
-    for number, source in enumerate(_DIAGRAM.findall(content)):
-        picture = mermaidx.render(html.unescape(source)).svg().replace(_IDENTIFIER, f"diagram-{number}")
-        content = _DIAGRAM.sub(lambda _, picture=picture: f'<div class="diagram">{picture}</div>', content, count=1)
+    for number in itertools.count():
+        found = _DIAGRAM.search(content)
+        if found is None:
+            break
+        picture = mermaidx.render(html.unescape(found[1])).svg().replace(_IDENTIFIER, f"diagram-{number}")
+        content = f'{content[: found.start()]}<div class="diagram">{picture}</div>{content[found.end() :]}'
     return _FORMULA.sub(lambda found: _mathml(found.group(2), found.group(1) == "div"), content)
 
 
