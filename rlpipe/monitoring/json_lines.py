@@ -75,9 +75,9 @@ def drop_rows_from(path: Path, iteration: int) -> list[str]:
     kept_bytes = _bytes_before(path, stays)
     if kept_bytes is not None:
         if kept_bytes < path.stat().st_size:
-            with path.open("r+b") as file:
-                file.truncate(kept_bytes)
-                os.fsync(file.fileno())
+            with path.open("r+b") as whole:
+                whole.truncate(kept_bytes)
+                os.fsync(whole.fileno())
         return []
     damaged = 0
     with replacing(path) as file:
