@@ -51,7 +51,8 @@ def test_two_processes_continue_with_the_same_bits(double, case):
         _assert_exact(rank[case])
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
 def test_saving_and_loading_copy_no_states(count, tmp_path):
     """In host memory they are most of what a process has: the run would end with its first checkpoint. Of many tensors,
     as a policy has, since four are read at a time."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from actor.vector_math import FUNCTIONS
@@ -38,6 +39,7 @@ def test_they_are_those_that_this_torch_leaves_to_mkl():
     assert set(re.findall(r"^IMPLEMENT_VML_MKL\((\w+),", header.read_text(), re.MULTILINE)) == set(FUNCTIONS)
 
 
+@pytest.mark.slow
 def test_a_process_of_the_actor_calls_each_of_them_alone_as_it_starts():
     """Which kernel a first call of several threads gets is a race that no test can lose on purpose."""
     done = subprocess.run([sys.executable, "-c", _OPERATIONS_OF_THE_START], capture_output=True, text=True, check=True)

@@ -48,7 +48,7 @@ def test_a_machine_that_runs_tests_has_no_failure(tmp_path):
     assert all(check.fix for check in checks.values() if check.status is not Status.OK)
 
 
-@pytest.mark.parametrize("probe", ["gpu", "gdn auto", "all_reduce"])
+@pytest.mark.parametrize("probe", ["gpu", pytest.param("gdn auto", marks=pytest.mark.slow), "all_reduce"])
 def test_devices_and_collectives_are_really_tried(probe):
     command = [sys.executable, "-m", "rlpipe.commands.doctor.device_probe", *probe.split()]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False)

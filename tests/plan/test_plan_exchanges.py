@@ -38,7 +38,15 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("dense", "tensor"), ("dense", "context"), *(("hybrid", layout) for layout in LAYOUTS)]
+    ("kind", "layout"),
+    [
+        ("dense", "tensor"),
+        ("dense", "context"),
+        ("hybrid", "tensor"),
+        pytest.param("hybrid", "context", marks=pytest.mark.slow),
+        pytest.param("hybrid", "expert", marks=pytest.mark.slow),
+        ("hybrid", "context and expert"),
+    ],
 )
 def test_a_forward_pass_sends_what_was_planned(models, kind, layout):
     from plan_workers import sent_in_a_forward_pass

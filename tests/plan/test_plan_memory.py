@@ -64,6 +64,7 @@ def test_inputs_of_frozen_experts_are_not_kept(tmp_path, experts):
     assert planned["activations"] == pytest.approx(measured["kept"], rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_as_large_as_planned(tmp_path):
     from plan_workers import saved_bytes
 

@@ -106,7 +106,9 @@ def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(name:
         assert pool.take_failures() == Failures()
 
 
-@pytest.mark.parametrize("name", ["leak_descriptors", "change_folder", "hooks_at_exit"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("leak_descriptors", marks=pytest.mark.slow), "change_folder", "hooks_at_exit"]
+)
 def test_a_worn_process_is_replaced(pool: GradingPool, name: str) -> None:
     for _ in range(8):
         assert _grade(pool, name).score == 1.0

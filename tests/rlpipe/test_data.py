@@ -183,6 +183,7 @@ print(json.dumps([needless, tokenizer("one two").input_ids, issubclass(mixed, Ge
 """
 
 
+@pytest.mark.slow
 def test_a_tokenizer_brings_nothing_of_models_which_can_be_loaded_all_the_same(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path)
     command = [sys.executable, "-c", _LOADED, str(tmp_path)]

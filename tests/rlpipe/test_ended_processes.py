@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[2]
 # The monitor is on in a cluster whose memory counts as full from the beginning.
 FULL = """
@@ -35,6 +37,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_ended_because_memory_is_full_is_lost_and_says_so():
     done = subprocess.run([sys.executable, "-c", FULL], cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

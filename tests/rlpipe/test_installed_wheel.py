@@ -62,6 +62,7 @@ def _run(program: Path, folder: Path, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_program_works_with_copies_of_its_recipes(program, tmp_path):
     copied = _run(program, tmp_path, "recipes", "copy", "gpu/arithmetic")
     assert copied == "configs/gpu/arithmetic.yaml\n  based on configs/demo/arithmetic.yaml\n"

@@ -135,6 +135,7 @@ def test_a_lost_process_of_ray_is_one_sentence(process: str, name: str, meanwhil
     assert "state-dump" not in output
 
 
+@pytest.mark.slow
 def test_ray_is_held_also_where_its_environment_is_reached_by_a_link(tmp_path: Path) -> None:
     """Without, it ended the run with exit code 1 and not a word."""
     packages = Path(ray.__file__).resolve().parents[1]
@@ -161,7 +162,7 @@ def test_a_cluster_that_is_not_named_is_not_joined() -> None:
     assert code == 0 and "a cluster of its own" in output, output
 
 
-@pytest.mark.parametrize("more", [0, 60])
+@pytest.mark.parametrize("more", [pytest.param(0, marks=pytest.mark.slow), 60])
 def test_a_cluster_starts_whatever_the_length_of_the_temporary_folder(more: int) -> None:
     """With the longest path that is kept, and with one that Ray's sockets cannot have, as batch systems give a job."""
     folder = Path(f"/tmp/{os.getpid()}-".ljust(LONGEST_BYTES + more, "x"))

@@ -210,6 +210,7 @@ def test_an_engine_may_be_lost_while_a_response_moves(lost):
     assert client.busy_engines() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("written", [False, True])
 def test_real_engines_hand_on_what_they_write(dense_pool, written):

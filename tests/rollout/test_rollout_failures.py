@@ -35,6 +35,7 @@ def start_error(config, folder, logs) -> RlpipeError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_no_memory_for_the_kv_pool(ray_session, config_of, dense_folder, tmp_path):
     error = start_error(config_of(kv_cache_tokens=10**12), dense_folder, tmp_path)
     assert isinstance(error, ResourceError)
