@@ -17,7 +17,11 @@ def keep_bytecode() -> None:
     """
     if not os.environ.get(_FORBIDDEN):
         return
-    os.environ.setdefault(_FOLDER, str(Path(_OWN_FOLDER).expanduser()))
+    if _FOLDER not in os.environ:
+        try:
+            os.environ[_FOLDER] = str(Path(_OWN_FOLDER).expanduser())
+        except RuntimeError:  # a user without a home
+            return
     os.environ[_FORBIDDEN] = ""  # not removed: processes on other nodes may have it from their own environment
     sys.pycache_prefix, sys.dont_write_bytecode = os.environ[_FOLDER], False
 

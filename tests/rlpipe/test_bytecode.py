@@ -9,6 +9,7 @@ import pytest
 
 from rlpipe.commands.doctor import machine
 from rlpipe.commands.doctor.check import Status
+from rlpipe.shared import bytecode
 from tests.search_path import search_path
 
 PROJECT = Path(__file__).parents[2]
@@ -102,6 +103,19 @@ def test_workers_keep_what_they_compile(modules, joined):
         _run(WORKER, environment=environment)
     assert _kept_names(modules) == set()
     assert {"here", "below", "further"} <= _kept_names(modules.parent / ".cache/rlpipe/bytecode")
+
+
+def test_a_user_without_a_home_may_run_all_the_same(monkeypatch):
+    def unknown(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    before = sys.pycache_prefix, sys.dont_write_bytecode
+    bytecode.keep_bytecode()
+    assert (sys.pycache_prefix, sys.dont_write_bytecode) == before
+    assert bytecode.bytecode_environment() == {}
 
 
 def test_the_doctor_tells_where_compiled_modules_are_kept(tmp_path, monkeypatch):
