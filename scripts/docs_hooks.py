@@ -19,13 +19,14 @@ _IDENTIFIER = "my-svg"
 
 def on_page_content(content: str, **_: Any) -> str:
     """The page's HTML with an SVG picture in place of each diagram, and MathML in place of each formula."""
-    for number in itertools.count():
-        found = _DIAGRAM.search(content)
-        if found is None:
-            break
-        picture = mermaidx.render(html.unescape(found[1])).svg().replace(_IDENTIFIER, f"diagram-{number}")
-        content = f'{content[: found.start()]}<div class="diagram">{picture}</div>{content[found.end() :]}'
+    numbers = itertools.count()
+    content = _DIAGRAM.sub(lambda found: _picture(found[1], next(numbers)), content)
     return _FORMULA.sub(lambda found: _mathml(found.group(2), found.group(1) == "div"), content)
+
+
+def _picture(diagram: str, number: int) -> str:
+    svg = mermaidx.render(html.unescape(diagram)).svg().replace(_IDENTIFIER, f"diagram-{number}")
+    return f'<div class="diagram">{svg}</div>'
 
 
 def _mathml(formula: str, displayed: bool) -> str:

@@ -17,7 +17,7 @@ def keep_bytecode() -> None:
     """
     if not os.environ.get(_FORBIDDEN):
         return
-    if _FOLDER not in os.environ:
+    if not os.environ.get(_FOLDER):
         try:
             os.environ[_FOLDER] = str(Path(_OWN_FOLDER).expanduser())
         except RuntimeError:  # a user without a home
@@ -28,4 +28,5 @@ def keep_bytecode() -> None:
 
 def bytecode_environment() -> dict[str, str]:
     """What `keep_bytecode` has set here, for processes that do not inherit it."""
-    return {name: os.environ[name] for name in (_FORBIDDEN, _FOLDER)} if os.environ.get(_FORBIDDEN) == "" else {}
+    kept = os.environ.get(_FORBIDDEN) == "" and os.environ.get(_FOLDER)
+    return {_FORBIDDEN: "", _FOLDER: kept} if kept else {}

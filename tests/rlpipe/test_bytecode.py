@@ -118,6 +118,15 @@ def test_a_user_without_a_home_may_run_all_the_same(monkeypatch):
     assert bytecode.bytecode_environment() == {}
 
 
+def test_variables_that_are_empty_are_as_if_they_were_not_there(modules, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    bytecode.keep_bytecode()
+    assert bytecode.bytecode_environment() == {}
+    _run(OTHER_PROCESS, environment=_environment(modules, PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX=""))
+    assert {"here", "below"} <= _kept_names(modules.parent / ".cache/rlpipe/bytecode")
+
+
 def test_the_doctor_tells_where_compiled_modules_are_kept(tmp_path, monkeypatch):
     def told() -> tuple[Status, str]:
         (check,) = (check for check in machine.check_machine(tmp_path) if check.name == "compiled modules")

@@ -69,7 +69,7 @@ def test_the_page_of_a_long_run_shows_some_rows_and_the_last_ones_and_says_so(lo
     iterations = [text.partition("</td>")[0] for text in shown.split("<tr><td>")[1:]]
     expected = [*range(1, ITERATIONS - 19, 4), *range(ITERATIONS - 19, ITERATIONS + 1)]
     assert iterations[: len(expected)] == [str(iteration) for iteration in expected]
-    for iteration in (1, 2, ITERATIONS - 7, ITERATIONS):
+    for iteration in (1, 2, ITERATIONS - 5, ITERATIONS):
         assert f"response {iteration}. response" in page
     assert "response 3. response" not in page
 
@@ -78,7 +78,7 @@ def test_a_report_reads_of_samples_and_ranks_what_it_shows(long_run):
     assert long_run.samples.stat().st_size > 2 * 10**7
     with _at_most_bytes(10**7):
         history = read_history(long_run.path)
-    assert [row["iteration"] for row in history.samples] == [1, 2, *range(ITERATIONS - 7, ITERATIONS + 1)]
+    assert [row["iteration"] for row in history.samples] == [1, 2, *range(ITERATIONS - 5, ITERATIONS + 1)]
     assert [(row["name"], row["iteration"]) for row in history.ranks] == [
         (f"actor-{rank}", ITERATIONS) for rank in range(3)
     ]

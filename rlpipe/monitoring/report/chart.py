@@ -13,7 +13,7 @@ from rlpipe.monitoring.report.series import LIGHT, text
 
 _WIDTH, _HEIGHT = 400, 224
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 34
-_MOST_POINTS = 120
+MOST_POINTS = 120
 _DOTS_UP_TO = 40
 _TIP_LINE, _LETTER = 12.5, 5.3
 _MOST_TIP_LINES = 12
@@ -41,8 +41,8 @@ class Curve:
 
 def chart(panel: Panel, curves: Sequence[Curve], unit: str = "none") -> str:
     """A figure element with title, drawing, values under the pointer, and legend. `curves` has at least one point."""
-    thinned = max(math.ceil(len(curve.points) / _MOST_POINTS) for curve in curves)
-    curves = _distinct([_thinned(curve, thinned) for curve in curves])
+    thinned = max(math.ceil(len(curve.points) / MOST_POINTS) for curve in curves)
+    curves = _distinct([replace(curve, points=means_of(curve.points, thinned)) for curve in curves])
     stacked = panel.kind == "stacked"
     levels = _stacked(curves) if stacked else [curve.points for curve in curves]
     xs = sorted({x for level in levels for x, _ in level})
@@ -89,12 +89,12 @@ def _distinct(curves: Sequence[Curve]) -> list[Curve]:
     return distinct
 
 
-def _thinned(curve: Curve, count: int) -> Curve:
-    """Means of each `count` points that follow each other."""
+def means_of(points: Sequence[Point], count: int) -> tuple[Point, ...]:
+    """Of each `count` points that follow each other."""
     if count == 1:
-        return curve
-    groups = [curve.points[start : start + count] for start in range(0, len(curve.points), count)]
-    return replace(curve, points=tuple((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups))
+        return tuple(points)
+    groups = [points[start : start + count] for start in range(0, len(points), count)]
+    return tuple((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups)
 
 
 def _stacked(curves: Sequence[Curve]) -> list[list[Point]]:

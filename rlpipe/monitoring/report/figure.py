@@ -1,17 +1,15 @@
 """Reward, held-out accuracy and the phase split over the iterations, as one figure."""
 
 import math
-from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from rlpipe.monitoring.report.chart import MOST_POINTS, means_of
 from rlpipe.monitoring.report.history import History
 from rlpipe.monitoring.report.page import taken_phases
 from rlpipe.monitoring.report.series import LIGHT, held_out, label, phase_label, slot, text, unit
-
-_MOST_BARS = 120  # drawing one takes milliseconds
 
 
 def draw(history: History) -> Figure:
@@ -37,7 +35,7 @@ def _draw_rewards(axes: Axes, history: History) -> None:
     axes.fill_between(
         [row["iteration"] for row in both], low, high, color=color, alpha=0.15, label="± standard deviation"
     )
-    axes.plot(iterations, means, color=color, marker="." if len(means) <= _MOST_BARS else "", label="mean")
+    axes.plot(iterations, means, color=color, marker="." if len(means) <= MOST_POINTS else "", label="mean")
     axes.set_title("reward of sampled responses")
     axes.legend(loc="best")
 
@@ -66,14 +64,13 @@ def _draw_held_out(axes: Axes, history: History) -> None:
 
 def _draw_phases(axes: Axes, history: History) -> None:
     rows = history.trained
-    together = math.ceil(len(rows) / _MOST_BARS) or 1
-    groups = [rows[start : start + together] for start in range(0, len(rows), together)]
-    places = [fmean(row["iteration"] for row in group) for group in groups]
+    together = math.ceil(len(rows) / MOST_POINTS) or 1  # drawing a bar takes milliseconds
     width = together if together > 1 else 0.85  # gaps between many bars are a pattern that means nothing
-    bottom = [0.0] * len(groups)
+    bottom = [0.0] * math.ceil(len(rows) / together)
     for phase in taken_phases(history):
         metric = f"time/{phase}_seconds"
-        seconds = [fmean(row.get(metric, 0.0) for row in group) for group in groups]
+        bars = means_of([(row["iteration"], row.get(metric, 0.0)) for row in rows], together)
+        places, seconds = zip(*bars, strict=True)
         axes.bar(places, seconds, bottom=bottom, width=width, color=_color(metric), label=phase_label(phase))
         bottom = [below + value for below, value in zip(bottom, seconds, strict=True)]
     axes.set_title("seconds of each phase" + (f", means of {together} iterations" if together > 1 else ""))

@@ -19,7 +19,7 @@ _LAST_ITERATION = 10**9
 _LARGEST = 1e100  # sums and differences of such numbers stay finite
 _SHOWN = 5
 _LEAST_ROWS = 256
-SHOWN_SAMPLES = SHOWN_EPISODES = (2, 8)
+SHOWN_SAMPLES, SHOWN_EPISODES = (2, 6), (2, 8)
 """The first ones and the last ones: a file of them may be larger than memory."""
 
 
