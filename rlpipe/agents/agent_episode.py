@@ -11,10 +11,11 @@ from typing import Literal
 
 from rlpipe.agents.chat_rendering import ChatRenderer
 from rlpipe.agents.chat_requests import ChatRequest, CompletionRequest, Wanted
-from rlpipe.agents.messages import CalledTool, Message, MessageReader, chain, digest_of, first_difference
+from rlpipe.agents.messages import Message, MessageReader, chain, digest_of, first_difference
 from rlpipe.agents.refusal import Refusal
 from rlpipe.agents.token_tree import Node, TokenTree
 from rlpipe.agents.tool_call_formats import Parsed, split_reasoning
+from rlpipe.data.chat_messages import CalledTool
 from rlpipe.generation.conversation import Generator
 from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.generation.response_seeds import ResponseSeeds

@@ -56,6 +56,7 @@ class AgentMaker:
         self._settings = config.rollout.generate.agent
         self._start_runner = agent_runner(self._settings)
         self._columns = {one.name: one.prompt_column for one in (*config.data.train, *config.eval.datasets)}
+        self._template_arguments = config.data.chat_template_arguments
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self._keeps_interrupted = config.rollout.partial
         self._model = Path(config.model.path).name
@@ -65,7 +66,7 @@ class AgentMaker:
 
     def open(self, engines: Generator, tokenizer: "PreTrainedTokenizerBase", run_seed: int) -> None:
         self._engines, self._run_seed = engines, run_seed
-        self._renderer = ChatRenderer(tokenizer)
+        self._renderer = ChatRenderer(tokenizer, self._template_arguments)
         self._runner: AgentRunner = self._start_runner()
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self._places = asyncio.Semaphore(self._settings.concurrency)

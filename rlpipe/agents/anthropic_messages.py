@@ -7,6 +7,7 @@ import orjson
 
 from rlpipe.agents.agent_episode import Answer
 from rlpipe.agents.refusal import Refusal
+from rlpipe.data.chat_messages import CalledTool
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -86,10 +87,19 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
     (reply,) = answer.replies
     text = [{"type": "text", "text": reply.message.content}] if reply.message.content else []
     calls = [
-        {"type": "tool_use", "id": call.call_id, "name": call.name, "input": call.parsed_arguments}
+        {"type": "tool_use", "id": call.call_id, "name": call.name, "input": _input(call)}
         for call in reply.message.tool_calls
     ]
     return text + calls
+
+
+def _input(call: CalledTool) -> Any:
+    """The JSON that the policy wrote, with whole numbers of any size; its text where it is none."""
+    try:
+        orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        return call.parsed_arguments
+    return orjson.Fragment(call.arguments)
 
 
 def _messages(message: Mapping[str, Any], place: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ import orjson
 from rlpipe.agents.agent_episode import Answer, Reply
 from rlpipe.agents.chat_rendering import ChatRenderer
 from rlpipe.agents.chat_requests import Wanted
-from rlpipe.agents.messages import CalledTool
 from rlpipe.agents.refusal import Refusal
+from rlpipe.data.chat_messages import CalledTool
 
 _DONE = b"data: [DONE]\n\n"
 

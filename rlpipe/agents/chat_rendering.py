@@ -1,15 +1,16 @@
 """Messages as tokens, by the model's own chat template: a whole prompt, or what comes after tokens that are kept."""
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.agents.messages import Message, digest_of
 from rlpipe.agents.refusal import Refusal
 from rlpipe.agents.tool_call_formats import ToolCallFormat, Tools, format_of
+from rlpipe.data.chat_template import left_out, template_text
 from rlpipe.data.special_text import SpecialText
 from rlpipe.shared.errors import DataError, ModelError
 
@@ -37,19 +38,24 @@ class ChatOptions:
 class ChatRenderer:
     """Renders for one tokenizer. Text of special tokens in messages, tools and arguments stays text.
 
+    template_arguments: those of requests that say nothing else.
+
     What follows kept tokens is the difference of two renderings: of a short dialogue that ends in the kept reply, and
     of the same dialogue with the new messages. The reply holds a mark in both, so that templates that write earlier
     replies otherwise than the last one, without their reasoning for instance, give the same difference. It is compared
     with that of the whole dialogue once for each sequence of roles; where they differ, that one is taken from then on.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", template_arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         if tokenizer.chat_template is None:
             raise ModelError(
                 f"the tokenizer {tokenizer.name_or_path} has no chat template, which agents' messages need: add "
                 "chat_template.jinja to the model folder"
             )
         self._tokenizer = tokenizer
+        self._template_arguments = template_arguments
         self._special = SpecialText(tokenizer)
         self._mark = f"mark{secrets.token_hex(8)}"
         self._short_enough: dict[tuple[Any, ...], bool] = {}
@@ -58,7 +64,7 @@ class ChatRenderer:
         self._prepared: dict[bytes, Mapping[str, Any]] = {}
         self._before: dict[bytes, str | None] = {}
         self._longest_token = max(map(len, tokenizer.get_vocab()))
-        self.tool_calls: ToolCallFormat | None = format_of(_template_text(tokenizer))
+        self.tool_calls: ToolCallFormat | None = format_of(template_text(tokenizer))
 
     def prompt(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The whole dialogue, up to where the policy writes. Raises Refusal for what the template cannot show."""
@@ -166,7 +172,8 @@ class ChatRenderer:
             for memory in (self._before, self._prepared, self._short_enough, self._ends, self._opens_reasoning):
                 memory.clear()
         if options.digest not in self._prepared:
-            arguments = {**options.template_arguments, "tools": list(options.tools) or None}
+            given = {**self._template_arguments, **options.template_arguments}
+            arguments = {**given, "tools": list(options.tools) or None}
             self._prepared[options.digest] = self._special.prepared(arguments, _PLACE)
         return self._prepared[options.digest]
 
@@ -181,11 +188,6 @@ class ChatRenderer:
         return hidden
 
 
-def _template_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    template = tokenizer.chat_template
-    return template if isinstance(template, str) else "\n".join(template.values())
-
-
 def _rest(before: str | None, after: str | None) -> str | None:
     return after[len(before) :] if before is not None and after is not None and after.startswith(before) else None
 
@@ -195,10 +197,5 @@ def _shape(messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:
 
 
 def _check_shown(messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    for message in messages:
-        content = message["content"].strip()
-        if message["role"] != "assistant" and content not in text and json.dumps(content)[1:-1] not in text:
-            raise Refusal(
-                f"the chat template of this policy leaves out a message of role {message['role']!r}, so the policy "
-                "would not see it"
-            )
+    if lost := left_out(messages, text):
+        raise Refusal(f"the chat template of this policy leaves out {lost}, so the policy would not see it")

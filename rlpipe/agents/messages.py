@@ -8,26 +8,7 @@ from typing import Any
 import orjson
 
 from rlpipe.agents.refusal import Refusal
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHOWN_CHARACTERS = 80
-
-
-@dataclass(frozen=True)
-class CalledTool:
-    """A tool call of an assistant's message. `arguments` is JSON text, or whatever text stood in its place."""
-
-    name: str
-    arguments: str
-    call_id: str = ""
-
-    @property
-    def parsed_arguments(self) -> Any:
-        """What the JSON text says; the text itself where it is none."""
-        try:
-            return orjson.loads(self.arguments)
-        except orjson.JSONDecodeError:
-            return self.arguments
+from rlpipe.data.chat_messages import ROLES, CalledTool, MessageProblem, called_tools, content_text, short
 
 
 @dataclass(frozen=True)
@@ -56,14 +37,7 @@ class Message:
         if self.reasoning:
             form["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            form["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.call_id,
-                    "function": {"name": call.name, "arguments": call.parsed_arguments},
-                }
-                for call in self.tool_calls
-            ]
+            form["tool_calls"] = [call.template_form() for call in self.tool_calls]
         if self.name:
             form["name"] = self.name
         if self.tool_call_id:
@@ -72,7 +46,7 @@ class Message:
 
     def _meaning(self) -> list[Any]:
         if self.role == "assistant":
-            calls = [[call.name, call.parsed_arguments] for call in self.tool_calls]
+            calls = [[call.name, _compared(call.arguments)] for call in self.tool_calls]
             return [self.role, self.content.strip(), calls]
         return [self.role, self.content, self.name, self.tool_call_id]
 
@@ -104,14 +78,15 @@ def message_of(value: Any, index: int) -> Message:
         raise Refusal(f"{place} is no object")
     role = value.get("role")
     if role not in ROLES:
-        raise Refusal(f"{place}.role is {_short(role)}: use one of {', '.join(ROLES)}")
-    calls = value.get("tool_calls") or ()
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise Refusal(f"{place}.tool_calls is no list")
+        raise Refusal(f"{place}.role is {short(role)}: use one of {', '.join(ROLES)}")
+    try:
+        content, calls = content_text(value.get("content")), called_tools(value.get("tool_calls"))
+    except MessageProblem as problem:
+        raise Refusal(f"{place}.{problem}") from None
     return Message(
         role=role,
-        content=_text_of(value.get("content"), f"{place}.content"),
-        tool_calls=tuple(_call_of(call, f"{place}.tool_calls[{number}]") for number, call in enumerate(calls)),
+        content=content,
+        tool_calls=calls,
         reasoning=_optional_text(value, "reasoning_content", place),
         name=_optional_text(value, "name", place),
         tool_call_id=_optional_text(value, "tool_call_id", place),
@@ -140,31 +115,12 @@ def first_difference(kept: Sequence[Message], given: Sequence[Message]) -> str:
     return f"{len(kept)} messages were kept, and {len(given)} came"
 
 
-def _call_of(value: Any, place: str) -> CalledTool:
-    function = value.get("function") if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refusal(f"{place} is no call of a function with a name")
-    arguments = function.get("arguments", "")
-    if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments).decode()
-    return CalledTool(function["name"], arguments, str(value.get("id") or ""))
-
-
-def _text_of(content: Any, place: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise Refusal(f"{place} is neither text nor a list of parts")
-    return "\n".join(_part_text(part, f"{place}[{number}]") for number, part in enumerate(content))
-
-
-def _part_text(part: Any, place: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-        raise Refusal(f"{place} is of type {_short(kind)}: this policy reads text alone")
-    return str(part["text"])
+def _compared(arguments: str) -> Any:
+    """Arguments of a call as requests give them, in which whole numbers of more than 64 bits are rounded."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
 
 
 def _optional_text(value: Mapping[str, Any], name: str, place: str) -> str:
@@ -184,9 +140,4 @@ def _digest(value: Any) -> bytes:
 
 def _shown(message: Message) -> str:
     calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
-    return f"{message.role} {_short(message.content + calls)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
+    return f"{message.role} {short(message.content + calls)}"

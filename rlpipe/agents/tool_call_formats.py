@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlpipe.agents.messages import CalledTool
+from rlpipe.data.chat_messages import CalledTool
 from rlpipe.generation.written_calls import ToolCall, call_blocks, hermes_calls, json_call, json_text
 
 Tools = Sequence[Mapping[str, Any]]

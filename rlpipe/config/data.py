@@ -3,12 +3,31 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from rlpipe.config.base import Name, Section, Temperature, Template, TopK, template_fields
 
+_ARGUMENTS_OF_OURS = frozenset(
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
+)
 _ROWS = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 
 
@@ -37,10 +56,15 @@ class DatasetConfig(Section):
     """Take the rows from the hub as they come, without downloading the whole data set; `rows` says how many."""
 
     prompt_column: str = "prompt"
-    """Column that holds the prompt: text, or a list of chat messages (`role`, `content`)."""
+    """Column that holds the prompt: text, or a list of chat messages (`role` and `content`, which may be parts of text;
+    `tool_calls` and `reasoning_content` of the assistant; also `from` and `value`)."""
 
     label_column: str = "label"
     """Column that holds the expected answer, handed to the grader."""
+
+    tools_column: str | None = None
+    """Column that holds the tools that the chat template shows: a list of their JSON schemas, or JSON text of one. A
+    row may have none (null)."""
 
     apply_chat_template: bool = True
     """Render the prompt with the tokenizer's chat template (a text prompt becomes one user message)."""
@@ -134,6 +158,10 @@ class DataConfig(Section):
     train: list[TrainingDatasetConfig] = Field(min_length=1)
     """Training data sets; their rows are concatenated, then shuffled."""
 
+    chat_template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template is given beside messages and tools, in training and evaluation: `{enable_thinking: false}`
+    of Qwen3, for instance. Agents' requests may say otherwise (`chat_template_kwargs`)."""
+
     shuffle: bool = True
     """Shuffle the training prompts anew in each epoch, from the run's seed."""
 
@@ -148,6 +176,16 @@ class DataConfig(Section):
 
     skip_bad_rows: bool = False
     """Count and skip rows that are malformed or lack a column; otherwise the first is an error with file and line."""
+
+    @field_validator("chat_template_arguments")
+    @classmethod
+    def _no_argument_is_the_systems(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if not name.isidentifier():
+                raise ValueError(f"{name[:40]!r} is no name of a chat template's argument")
+            if name in _ARGUMENTS_OF_OURS:
+                raise ValueError(f"{name!r} is not the template's own argument, and is set by rlpipe: remove it")
+        return arguments
 
     @field_validator("train")
     @classmethod

@@ -17,7 +17,8 @@ class SupervisedConfig(Section):
     """Format string that makes the answer: names of columns in braces."""
 
     conversations: bool = False
-    """The prompt column holds whole conversations (a list of messages); the assistant's turns are trained."""
+    """The prompt column holds whole conversations (a list of messages); each turn of the assistant is trained, after
+    what the policy would be shown before it."""
 
     packing: Literal["best_fit", "wrapped"] = "best_fit"
     """`best_fit` keeps sequences whole; `wrapped` lays them end to end and cuts where a pack is full."""

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.chat_messages import template_tools
+from rlpipe.data.chat_template import ChatShown
 from rlpipe.data.row_files import identity_of
 from rlpipe.data.row_source import RowSource, open_rows, slice_of
 from rlpipe.data.rows import Row, bad_row, checked
@@ -66,7 +68,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """A row as it is kept. `loss_mask` has an entry for each token that an answer trains on, and is empty for a prompt.
+    """What a row becomes, as it is kept. `loss_mask` has an entry for each token of an answer; a prompt has none.
 
     `metadata`: its columns, as JSON reads them.
     """
@@ -88,9 +90,10 @@ class RowEncoder:
     dataset: DatasetConfig
     tokenizer: "PreTrainedTokenizerBase"
     with_label: bool = True
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def encode(self, row: Row) -> EncodedRow:
-        """Raises DataError for a row that cannot be rendered."""
+    def encode(self, row: Row) -> Sequence[EncodedRow]:
+        """What the row becomes, which may be several. Raises DataError for a row that cannot be rendered."""
         raise NotImplementedError
 
     @property
@@ -102,30 +105,49 @@ class RowEncoder:
     def special(self) -> SpecialText:
         return SpecialText(self.tokenizer)
 
+    @property
+    def hides(self) -> bool:
+        """Whether text of special tokens stays text."""
+        return not self.dataset.allow_special_tokens
+
+    def chat_shown(self, row: Row) -> ChatShown:
+        """What the chat template is shown beside the row's messages."""
+        column = self.dataset.tools_column
+        tools = template_tools(row.values[column]) if column else []
+        shown: Mapping[str, Any] = self.special.prepared(
+            {"tools": tools, "arguments": dict(self.template_arguments)}, row.place, self.hides
+        )
+        return ChatShown(**shown)
+
 
 class MappedRows:
-    """All rows of a data set, encoded, by their number in it."""
+    """What became of all rows of a data set, in their order."""
 
     def __init__(self, table: Any, index: Mapping[str, NDArray[Any]], problems: Sequence[Mapping[str, Any]]) -> None:
         self._table = table
         self._problems = problems
-        status = index["status"]
+        status, part = index["status"], index["part"]
+        first = part == 0
         self.kept: NDArray[np.int64] = np.flatnonzero(status == Status.KEPT)
-        self.numbers: NDArray[np.int64] = (np.cumsum(status != Status.BAD) - 1)[self.kept]
-        """Of the kept rows, among those that are not malformed."""
+        self.numbers: NDArray[np.int64] = (np.cumsum((status != Status.BAD) & first) - 1)[self.kept]
+        """Of the rows that what is kept was made of, among those that are not malformed."""
+        self.parts: NDArray[np.int64] = part[self.kept]
+        """Which of the several that its row became is kept; 0 for the first and where there is one."""
         self.digests: NDArray[np.int64] = index["digest"][self.kept]
-        """Of the kept rows' texts."""
+        """Of the kept texts."""
         self.contents: NDArray[np.int64] = index["content"][self.kept]
-        """Digests of all that is trained on in the kept rows."""
-        self.count = len(status)
+        """Digests of all that is trained on."""
+        self.count = int(np.count_nonzero(first))
+        self.made = len(status)
+        """What became of the rows: more than there are where one becomes several."""
         self.malformed = int(np.count_nonzero(status == Status.BAD))
         self.skipped = int(np.count_nonzero((status == Status.BAD) | (status == Status.UNRENDERABLE)))
         self.too_long = int(np.count_nonzero(status == Status.TOO_LONG))
         readable = (status == Status.KEPT) | (status == Status.TOO_LONG)
-        self.special_text_rows = int(np.count_nonzero(index["special_text"] & readable))
+        self.special_text_rows = int(np.count_nonzero(index["special_text"] & readable & first))
 
     def row(self, position: int) -> dict[str, Any]:
-        """The columns of the kept row at `position`."""
+        """The columns of what is kept at `position`."""
         return dict(self._table[int(self.kept[position])])
 
     def check(self, skip_bad_rows: bool) -> None:
@@ -148,11 +170,12 @@ class MappedRows:
 class RowCounts:
     """What became of all rows of some data sets.
 
-    `first_problem`: why the first one that is skipped is. `special_text`: rows that hold text of special tokens, which
-    stays text.
+    `made`: what they became, of which `too_long` are. `first_problem`: why the first row that is skipped is.
+    `special_text`: rows that hold text of special tokens, which stays text.
     """
 
     rows: int
+    made: int
     too_long: int
     skipped: int
     special_text: int
@@ -163,6 +186,7 @@ class RowCounts:
         found = [rows for _, rows in parts]
         return cls(
             sum(rows.count for rows in found),
+            sum(rows.made for rows in found),
             sum(rows.too_long for rows in found),
             sum(rows.skipped for rows in found),
             sum(rows.special_text_rows for rows in found),
@@ -171,9 +195,16 @@ class RowCounts:
 
     def notes(self, name: str) -> Iterator[str]:
         """A sentence for each thing that the reader of the run should know of the rows of `name`."""
+        rows = f"{self.rows} rows"
+        if self.made > self.rows:
+            rows = f"{self.made} sequences"
+            yield (
+                f"{name}: {self.rows} rows become {rows}, because the chat template writes earlier turns otherwise "
+                "than the last one"
+            )
         if self.too_long or self.skipped:
             first = f", the first of those for: {self.first_problem}" if self.first_problem else ""
-            yield f"{name}: of {self.rows} rows {self.too_long} are too long and {self.skipped} are skipped{first}"
+            yield f"{name}: of {rows} {self.too_long} are too long and {self.skipped} are skipped{first}"
         if self.special_text:
             yield (
                 f"{name}: {self.special_text} rows hold text of special tokens, which stays text (allow_special_tokens "
@@ -196,6 +227,8 @@ def fingerprint_of(parts: Sequence[tuple[DatasetConfig, MappedRows]]) -> str:
     for dataset, rows in parts:
         digest.update(f"{dataset.name} {len(rows.kept)}\n".encode())
         digest.update(rows.numbers.tobytes())
+        if rows.parts.any():
+            digest.update(rows.parts.tobytes())
         digest.update(rows.contents.tobytes())
     return digest.hexdigest()
 
@@ -231,24 +264,29 @@ class _Mapper:
     def __call__(self, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
         rows = self._source.read(batch["row"])
         encoder = self._encoder
-        encoded = [self._one(*one) for one in checked(rows, encoder.dataset, encoder.with_label)]
+        encoded = [kept for one in checked(rows, encoder.dataset, encoder.with_label) for kept in self._of_row(*one)]
         return {name: [one[name] for one in encoded] for name in _COLUMNS}
 
-    def _one(self, place: str, values: Any, problem: str | None) -> dict[str, Any]:
+    def _of_row(self, place: str, values: Any, problem: str | None) -> list[dict[str, Any]]:
         if problem is not None:
-            return _dropped(Status.BAD, place, problem)
+            return [_dropped(Status.BAD, place, problem)]
         try:
-            row = self._encoder.encode(Row(place, values))
-            text, label = row.text.encode(), row.label.encode()
+            made = self._encoder.encode(Row(place, values))
+            return [_kept(one, place, number) for number, one in enumerate(made)]
         except DataError as error:
-            return _dropped(Status.UNRENDERABLE, place, str(error))
+            return [_dropped(Status.UNRENDERABLE, place, str(error))]
         except UnicodeEncodeError:
-            return _dropped(Status.UNRENDERABLE, place, f"{place}: the text holds half of a surrogate pair; remove it")
-        kept = vars(row) | {"metadata": json.dumps(row.metadata, default=str), "place": place, "problem": ""}
-        kept["status"] = Status.TOO_LONG if kept.pop("too_long") else Status.KEPT
-        tokens, mask = np.asarray(row.token_ids, np.int32), np.asarray(row.loss_mask, np.int8)
-        content = b"\0".join((tokens.tobytes(), mask.tobytes(), label))
-        return kept | {"digest": _digest(text), "content": _digest(content)}
+            problem = f"{place}: the text holds half of a surrogate pair; remove it"
+            return [_dropped(Status.UNRENDERABLE, place, problem)]
+
+
+def _kept(row: EncodedRow, place: str, part: int) -> dict[str, Any]:
+    text, label = row.text.encode(), row.label.encode()
+    kept = vars(row) | {"metadata": json.dumps(row.metadata, default=str), "place": place, "problem": "", "part": part}
+    kept["status"] = Status.TOO_LONG if kept.pop("too_long") else Status.KEPT
+    tokens, mask = np.asarray(row.token_ids, np.int32), np.asarray(row.loss_mask, np.int8)
+    content = b"\0".join((tokens.tobytes(), mask.tobytes(), label))
+    return kept | {"digest": _digest(text), "content": _digest(content)}
 
 
 def _digest(data: bytes) -> int:
@@ -258,7 +296,8 @@ def _digest(data: bytes) -> int:
 def _dropped(status: Status, place: str, problem: str) -> dict[str, Any]:
     empty = dict(vars(EncodedRow("", ())))
     del empty["too_long"]
-    return empty | {"metadata": "{}", "status": status, "digest": 0, "content": 0, "place": place, "problem": problem}
+    told = {"metadata": "{}", "status": status, "digest": 0, "content": 0, "place": place, "problem": problem}
+    return empty | told | {"part": 0}
 
 
 _COLUMNS = {
@@ -270,12 +309,14 @@ _COLUMNS = {
     "prompt_tokens": "int32",
     "special_text": "bool",
     "status": "int8",
+    "part": "int32",
     "digest": "int64",
     "content": "int64",
     "place": "large_string",
     "problem": "large_string",
 }
 _LISTS = ("token_ids", "loss_mask")
+_INDEX_COLUMNS = ("status", "part", "digest", "content", "special_text")
 
 
 def _features() -> Any:
@@ -336,7 +377,7 @@ def _read(folder: Path) -> MappedRows:
 
 def _index_of(table: Any) -> dict[str, NDArray[Any]]:
     """What the driver asks of all rows: small, so it is kept apart from them."""
-    return {name: table.data.column(name).to_numpy() for name in ("status", "digest", "content", "special_text")}
+    return {name: table.data.column(name).to_numpy() for name in _INDEX_COLUMNS}
 
 
 def _problems_of(table: Any) -> list[dict[str, Any]]:
@@ -353,6 +394,7 @@ def _fingerprint(encoder: RowEncoder, identity: Sequence[str]) -> str:
         type(encoder).__name__,
         encoder.dataset.model_dump_json(),
         json.dumps(encoder.limits),
+        json.dumps(encoder.template_arguments),
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(sorted(tokenizer.get_vocab().items())),
         repr((tokenizer.chat_template, tokenizer.eos_token_id, sorted(tokenizer.special_tokens_map.items()))),
         *identity,

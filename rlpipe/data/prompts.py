@@ -4,6 +4,7 @@ import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.auto_tokenizer import auto_tokenizer
+from rlpipe.data.chat_template import check_template_arguments, message_list, render_chat
 from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
@@ -21,14 +23,12 @@ from rlpipe.data.mapped_rows import (
     fingerprint_of,
     map_rows,
 )
-from rlpipe.data.row_checks import messages_problem
 from rlpipe.data.row_source import first_line
 from rlpipe.data.rows import Row
 from rlpipe.data.special_text import SpecialText
 from rlpipe.model.hub import model_folder
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import DataError, ModelError
-from rlpipe.shared.overtime import at_most_processor_seconds
 from rlpipe.shared.sample import Prompt
 
 if TYPE_CHECKING:
@@ -82,9 +82,13 @@ class PromptEncoder(RowEncoder):
     def limits(self) -> Mapping[str, Any]:
         return {"max_prompt_tokens": self.max_prompt_tokens, "keep_prompt": self.keep_prompt}
 
-    def encode(self, row: Row) -> EncodedRow:
+    def encode(self, row: Row) -> Sequence[EncodedRow]:
+        return [self.encode_prompt(row)]
+
+    def encode_prompt(self, row: Row) -> EncodedRow:
+        """Raises DataError for a row that cannot be rendered."""
         dataset = self.dataset
-        text = _render(row, dataset, self.tokenizer, self.special)
+        text = self._render(row)
         kept = None if self.keep_prompt else dataset.prompt_column
         columns = {name: value for name, value in row.values.items() if name != kept}
         if dataset.reward:
@@ -96,12 +100,23 @@ class PromptEncoder(RowEncoder):
             label=str(row.values[dataset.label_column]),
             metadata=columns,
             prompt_tokens=len(token_ids),
-            special_text=not dataset.allow_special_tokens and self.special.found_in(row.values),
+            special_text=self.hides and self.special.found_in(row.values),
             too_long=len(token_ids) > self.max_prompt_tokens,
         )
 
+    def _render(self, row: Row) -> str:
+        dataset = self.dataset
+        prompt = self.special.prepared(row.values[dataset.prompt_column], row.place, self.hides)
+        if isinstance(prompt, str) and dataset.prompt_template:
+            prompt = _fill(dataset.prompt_template, {"prompt": prompt}, row.place)
+        if not dataset.apply_chat_template:
+            if not isinstance(prompt, str):
+                raise DataError(f"{row.place}: the prompt is a list of messages; set apply_chat_template to true")
+            return prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else message_list(prompt, row.place)
+        return render_chat(messages, self.tokenizer, row.place, True, self.chat_shown(row))
 
-_TEMPLATE_SECONDS = 30.0
+
 _PANIC = "PanicException"
 """What a library of Rust raises when it fails; it is no Exception."""
 
@@ -136,15 +151,19 @@ def load_prompts(
     skip_bad_rows: bool,
     preparation: Preparation = Preparation(),
     keep_prompt: bool = False,
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> PromptSet:
     """Prompts of all `datasets`, concatenated. keep_prompt: their metadata holds the prompt column as it is.
+    template_arguments: what the chat template is given beside messages and tools.
 
     Raises DataError for a bad row or when nothing is short enough.
     """
-    parts = [
-        (dataset, map_rows(PromptEncoder(dataset, tokenizer, True, max_prompt_tokens, keep_prompt), preparation))
+    check_template_arguments(tokenizer, template_arguments)
+    encoders = [
+        PromptEncoder(dataset, tokenizer, True, dict(template_arguments), max_prompt_tokens, keep_prompt)
         for dataset in datasets
     ]
+    parts = [(encoder.dataset, map_rows(encoder, preparation)) for encoder in encoders]
     for dataset, rows in parts:
         check_usable(dataset, rows, skip_bad_rows)
     prompts, counts = PromptTable(parts), RowCounts.of(parts)
@@ -166,74 +185,6 @@ def check_usable(dataset: DatasetConfig, rows: MappedRows, skip_bad_rows: bool) 
     rows.check(skip_bad_rows)
     if rows.malformed == rows.count:
         raise DataError(f"data set {dataset.name!r} ({dataset.path}): no usable row is left of {rows.count}")
-
-
-def _render(row: Row, dataset: DatasetConfig, tokenizer: "PreTrainedTokenizerBase", special: SpecialText) -> str:
-    hide = not dataset.allow_special_tokens
-    prompt = special.prepared(row.values[dataset.prompt_column], row.place, hide)
-    if isinstance(prompt, str) and dataset.prompt_template:
-        prompt = _fill(dataset.prompt_template, {"prompt": prompt}, row.place)
-    if not dataset.apply_chat_template:
-        if not isinstance(prompt, str):
-            raise DataError(f"{row.place}: the prompt is a list of messages; set apply_chat_template to true")
-        return prompt
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else message_list(prompt, row.place)
-    return render_chat(messages, tokenizer, row.place, add_generation_prompt=True)
-
-
-def render_chat(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: "PreTrainedTokenizerBase",
-    place: str,
-    add_generation_prompt: bool,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """The messages as the tokenizer's chat template writes them, with the schemas of `tools` where there are any.
-
-    Raises ModelError for a template that is missing, malformed or without end; DataError, naming `place`, for messages
-    that it refuses or leaves out.
-    """
-    from jinja2 import TemplateSyntaxError
-
-    if tokenizer.chat_template is None:
-        raise ModelError(
-            f"{place}: the tokenizer {tokenizer.name_or_path} has no chat template; set apply_chat_template to false"
-        )
-    turns = [dict(message) for message in messages]
-    try:
-        with at_most_processor_seconds(_TEMPLATE_SECONDS, TimeoutError()):
-            text = tokenizer.apply_chat_template(
-                turns,
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-    except TemplateSyntaxError as error:
-        raise ModelError(f"the chat template of {tokenizer.name_or_path} is malformed: {first_line(error)}") from None
-    except TimeoutError:
-        raise ModelError(
-            f"{place}: the chat template of {tokenizer.name_or_path} computes for more than {_TEMPLATE_SECONDS:g} "
-            "seconds on this row; correct the template"
-        ) from None
-    except Exception as error:  # a template is a program of someone else, and may raise anything
-        raise DataError(
-            f"{place}: the chat template of {tokenizer.name_or_path} fails on this row: {first_line(error)}"
-        ) from None
-    for message in messages:
-        if message["role"] != "assistant" and message["content"].strip() not in text:
-            raise DataError(
-                f"{place}: the chat template of {tokenizer.name_or_path} leaves out a message of role "
-                f"{message['role']!r}; change the row or the template"
-            )
-    return str(text)
-
-
-def message_list(prompt: Any, place: str) -> list[dict[str, str]]:
-    """`prompt` itself if it is a list of chat messages; DataError naming `place` otherwise."""
-    if problem := messages_problem(prompt):
-        raise DataError(f"{place}: the prompt {problem}")
-    messages: list[dict[str, str]] = prompt
-    return messages
 
 
 class _Columns(string.Formatter):

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlpipe.config.data import DatasetConfig
+from rlpipe.data.chat_messages import MessageProblem, template_message, template_tools
 
 MAX_ROW_BYTES = 16 * 2**20
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def row_problem(values: Any, dataset: DatasetConfig, with_label: bool = True) -> str | None:
@@ -25,32 +25,24 @@ def row_problem(values: Any, dataset: DatasetConfig, with_label: bool = True) ->
             return f"{where} is empty"
         if problem := problem_of(values[column]):
             return f"{where} {problem}"
-    return None
+    return _tools_problem(values, dataset)
 
 
 def messages_problem(messages: Any) -> str | None:
     """Why a list of chat messages cannot be rendered."""
     if not isinstance(messages, list) or not messages:
         return "must be text or a list of messages with `role` and `content`"
+    forms = []
     for index, message in enumerate(messages):
-        if problem := _message_problem(message):
-            return f"has message {index} {problem}"
-    if not any(_text_of(message).strip() for message in messages):
+        if not isinstance(message, Mapping) or not {"role", "from"} & set(message):
+            return f"has message {index} without `role` and `content`"
+        try:
+            forms.append(template_message(message))
+        except MessageProblem as problem:
+            return f"has message {index} whose {problem}"
+    if not any(form["content"].strip() or form.get("tool_calls") for form in forms):
         return "has only blank messages"
     return None
-
-
-def _message_problem(message: Any) -> str | None:
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-        return "without `role` and `content`"
-    if message["role"] not in ROLES:
-        return f"of role {str(message['role'])[:40]!r}, which is none of {', '.join(ROLES)}"
-    content = message["content"]
-    if isinstance(content, str):
-        return None if content.strip() or message["role"] != "user" else "of the user, which is blank"
-    if isinstance(content, list):
-        return "whose content is a list of parts; only text is supported, no images, sound or video"
-    return f"whose content is {_kind(content)}, not text"
 
 
 def _prompt_problem(prompt: Any) -> str | None:
@@ -61,6 +53,19 @@ def _prompt_problem(prompt: Any) -> str | None:
     return messages_problem(prompt)
 
 
+def _tools_problem(values: Mapping[str, Any], dataset: DatasetConfig) -> str | None:
+    if dataset.tools_column is None:
+        return None
+    where = f"column {dataset.tools_column!r} (data set {dataset.name!r}, tools)"
+    if dataset.tools_column not in values:
+        return f"{where} is missing; set its tools_column to one of the columns {_columns(values)}"
+    try:
+        template_tools(values[dataset.tools_column])
+    except MessageProblem as problem:
+        return f"{where} {problem}"
+    return None
+
+
 def _label_problem(label: Any) -> str | None:
     if isinstance(label, str):
         return None if label.strip() else "is blank"
@@ -69,10 +74,6 @@ def _label_problem(label: Any) -> str | None:
     if isinstance(label, int | float) and not isinstance(label, bool):
         return None
     return f"is {_kind(label)}, but a label is text or a number; write anything else as JSON text"
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    return str(message["content"])
 
 
 def _columns(values: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The generate function `environment`: one episode, turn by turn, within its limits and cleaned up whatever happens."""
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.config.root import Config
@@ -35,17 +36,22 @@ class EnvironmentEpisodes(ConversationMaker):
     def __init__(self, config: Config) -> None:
         environment = config.rollout.generate.environment
         assert environment is not None
-        super().__init__(environment_function(environment, config.data.max_prompt_tokens))
+        data = config.data
+        super().__init__(environment_function(environment, data.max_prompt_tokens, data.chat_template_arguments))
 
 
-def environment_function(config: EnvironmentConfig, max_prompt_tokens: int) -> GenerateFunction:
-    """The generate function of an environment. Raises ConfigError for one that cannot be made."""
+def environment_function(
+    config: EnvironmentConfig, max_prompt_tokens: int, template_arguments: Mapping[str, Any] = MappingProxyType({})
+) -> GenerateFunction:
+    """The generate function of an environment. template_arguments: what the chat template is given beside messages and
+    tools. Raises ConfigError for one that cannot be made."""
     make, places = environment_maker(config), ToolPlaces(config)
     formats: list[ObservedTokens] = []
 
     async def environment(conversation: Conversation) -> None:
         if not formats:
-            formats.append(_format(config, conversation, max_prompt_tokens))
+            most_characters = (max_prompt_tokens + conversation.remaining_tokens) * _CHARACTERS_PER_TOKEN
+            formats.append(ObservedTokens(conversation.tokenizer, config.format, most_characters, template_arguments))
         await Episode(config, make, places, formats[0], max_prompt_tokens).run(conversation)
 
     return environment
@@ -216,8 +222,3 @@ async def bounded(what: str, work: Awaitable[Answer], seconds: float) -> Answer:
         raise
     except Exception as error:  # an environment is someone else's program, and may raise anything
         raise EnvironmentFailure(f"its {what} failed: {type(error).__name__}: {error}") from error
-
-
-def _format(config: EnvironmentConfig, conversation: Conversation, max_prompt_tokens: int) -> ObservedTokens:
-    most_tokens = max_prompt_tokens + conversation.remaining_tokens
-    return ObservedTokens(conversation.tokenizer, config.format, most_tokens * _CHARACTERS_PER_TOKEN)

@@ -4,7 +4,7 @@ around it is special."""
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlpipe.data.prompts import render_chat
+from rlpipe.data.chat_template import ChatShown, render_chat
 from rlpipe.data.special_text import SpecialText
 from rlpipe.environments.protocol import Message, Observation
 from rlpipe.environments.tools import Tool, clean_text
@@ -18,14 +18,20 @@ _TURN = "\u241fthe policy's turn\u241f"
 
 
 class ObservedTokens:
-    """Writes observations in one format for one tokenizer. Observations are at most `most_characters` long."""
+    """Writes observations in one format for one tokenizer. Observations are at most `most_characters` long.
+    template_arguments: what the chat template is given beside messages and tools."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", observation_format: Literal["chat", "text"], most_characters: int
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        observation_format: Literal["chat", "text"],
+        most_characters: int,
+        template_arguments: Mapping[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = observation_format == "chat"
         self._most_characters = most_characters
+        self._template_arguments = template_arguments
         self._special = SpecialText(tokenizer)
         self._eos = tokenizer.eos_token_id
 
@@ -37,7 +43,8 @@ class ObservedTokens:
         if not self._chat or not observation.messages:
             return None
         schemas = [tool.schema for tool in tools]
-        text = render_chat(self._hidden(observation.messages), self._tokenizer, _PLACE, True, tools=schemas)
+        shown = ChatShown(schemas, self._template_arguments)
+        text = render_chat(self._hidden(observation.messages), self._tokenizer, _PLACE, True, shown)
         return self._special.shown(text), self._special.token_ids(text)
 
     def following(self, observation: Observation, last_token: int | None) -> list[int]:
@@ -55,7 +62,8 @@ class ObservedTokens:
     def _chat_following(self, messages: list[dict[str, Any]], last_token: int | None) -> list[int]:
         """What the template writes after the assistant's turn, less the end of the turn where the policy wrote it."""
         before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _TURN}]
-        text = render_chat([*before, *messages], self._tokenizer, _PLACE, True)
+        shown = ChatShown(arguments=self._template_arguments)
+        text = render_chat([*before, *messages], self._tokenizer, _PLACE, True, shown)
         _, found, tail = text.rpartition(_TURN)
         if not found:
             raise ModelError(f"the chat template of {self._tokenizer.name_or_path} leaves out turns of the assistant")

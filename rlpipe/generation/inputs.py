@@ -68,7 +68,14 @@ def load_inputs(config: Config) -> Inputs:
     tokenizer = load_tokenizer(config.model.path)
     data = config.data
     preparation = Preparation(data.cache_directory, data.processes)
-    shared = (tokenizer, data.max_prompt_tokens, data.skip_bad_rows, preparation, config.rollout.generate.needs_rows)
+    shared = (
+        tokenizer,
+        data.max_prompt_tokens,
+        data.skip_bad_rows,
+        preparation,
+        config.rollout.generate.needs_rows,
+        data.chat_template_arguments,
+    )
     training = load_prompts(data.train, *shared)
     evaluation = {dataset.name: load_prompts([dataset], *shared) for dataset in config.eval.datasets}
     chooser = GraderChooser(config.reward, [*data.train, *config.eval.datasets])

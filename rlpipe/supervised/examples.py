@@ -1,5 +1,6 @@
 """From rows to supervised sequences: a prompt and its answer, or a whole conversation."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,13 @@ from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.data.chat_template import (
+    ChatShown,
+    check_template_arguments,
+    message_list,
+    render_chat,
+    turn_left_out,
+)
 from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
@@ -19,7 +27,7 @@ from rlpipe.data.mapped_rows import (
     fingerprint_of,
     map_rows,
 )
-from rlpipe.data.prompts import PromptEncoder, check_usable, fill_from_row, message_list, render_chat
+from rlpipe.data.prompts import PromptEncoder, check_usable, fill_from_row
 from rlpipe.data.rows import Row
 from rlpipe.data.special_text import SpecialText
 from rlpipe.shared.errors import DataError, ModelError
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
     Tokenizer = PreTrainedTokenizerBase
 
+_SHOWN_CHARACTERS = 40
+
 
 class SequenceTable(JoinedRows[TrainingSequence]):
     """Sequences of data sets."""
@@ -37,7 +47,8 @@ class SequenceTable(JoinedRows[TrainingSequence]):
     def make(self, dataset: DatasetConfig, rows: MappedRows, position: int) -> TrainingSequence:
         row = rows.row(position)
         tokens, prompt = row["token_ids"], row["prompt_tokens"]
-        name = f"{dataset.name}/{rows.numbers[position]}"
+        part = rows.parts[position]
+        name = f"{dataset.name}/{rows.numbers[position]}" + (f".{part}" if part else "")
         return supervised_sequence(name, tokens[:prompt], tokens[prompt:], row["loss_mask"])
 
 
@@ -65,20 +76,28 @@ class AnswerEncoder(PromptEncoder):
     def limits(self) -> Mapping[str, Any]:
         return {**super().limits, "template": self.response_template, "max_sequence_tokens": self.max_sequence_tokens}
 
-    def encode(self, row: Row) -> EncodedRow:
-        encoded = super().encode(row)
+    def encode(self, row: Row) -> Sequence[EncodedRow]:
+        encoded = self.encode_prompt(row)
         prompt = Prompt(row.place, encoded.text, tuple(encoded.token_ids), encoded.label, "", encoded.metadata)
-        special = None if self.dataset.allow_special_tokens else self.special
-        answer = answer_token_ids(prompt, self.response_template, self.tokenizer, special)
+        answer = answer_token_ids(prompt, self.response_template, self.tokenizer, self.special if self.hides else None)
         tokens = [*prompt.token_ids, *answer]
         too_long = encoded.too_long or len(tokens) > self.max_sequence_tokens
         mask = [1] * len(answer)
-        return replace(encoded, token_ids=tokens, loss_mask=mask, metadata={}, too_long=too_long)
+        return [replace(encoded, token_ids=tokens, loss_mask=mask, metadata={}, too_long=too_long)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the assistant says, as the chat template renders it where it is the last to speak. `before`: all up to where
+    the policy writes; `after`: that, and the turn."""
+
+    before: str
+    after: str
 
 
 @dataclass(frozen=True)
 class ConversationEncoder(RowEncoder):
-    """A row as a conversation."""
+    """A row as a conversation: one sequence, or several where the chat template rewrites earlier turns."""
 
     max_sequence_tokens: int = 0
 
@@ -86,27 +105,38 @@ class ConversationEncoder(RowEncoder):
     def limits(self) -> Mapping[str, Any]:
         return {"max_sequence_tokens": self.max_sequence_tokens}
 
-    def encode(self, row: Row) -> EncodedRow:
-        messages: Any = message_list(row.values[self.dataset.prompt_column], row.place)
-        hides = not self.dataset.allow_special_tokens
-        special_text = hides and self.special.found_in(messages)
-        shown = self.special.prepared(messages, row.place, hides)
-        prompt_ids, answer_ids, mask = conversation_token_ids(row.place, shown, self.tokenizer, self.special)
+    def encode(self, row: Row) -> Sequence[EncodedRow]:
+        values: Any = row.values[self.dataset.prompt_column]
+        special_text = self.hides and self.special.found_in(values)
+        messages = message_list(self.special.prepared(values, row.place, self.hides), row.place)
+        turns = assistant_turns(messages, self, row.place, self.chat_shown(row))
+        return [replace(self._sequence(one, row.place), special_text=special_text) for one in joined_turns(turns)]
+
+    def _sequence(self, turns: Sequence[Turn], place: str) -> EncodedRow:
+        prompt_ids = self.special.token_ids(turns[0].before)
         if not prompt_ids:
-            raise DataError(f"{row.place}: nothing stands before the first answer: give it a prompt")
+            raise DataError(f"{place}: nothing stands before the first answer: give it a prompt")
+        token_ids, mask, written = list(prompt_ids), [0] * len(prompt_ids), turns[0].before
+        for turn in turns:
+            for text, trained in ((turn.before[len(written) :], 0), (turn.after[len(turn.before) :], 1)):
+                pieces = self.special.token_ids(text)
+                trained_tokens = _up_to_last(pieces, self.tokenizer.eos_token_id) if trained else 0
+                token_ids += pieces
+                mask += [1] * trained_tokens + [0] * (len(pieces) - trained_tokens)
+            written = turn.after
         return EncodedRow(
             text="",
-            token_ids=[*prompt_ids, *answer_ids],
-            loss_mask=mask,
+            token_ids=token_ids,
+            loss_mask=mask[len(prompt_ids) :],
             prompt_tokens=len(prompt_ids),
-            special_text=special_text,
-            too_long=len(prompt_ids) + len(answer_ids) > self.max_sequence_tokens,
+            too_long=len(token_ids) > self.max_sequence_tokens,
         )
 
 
 def load_examples(config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> Examples:
     """All training rows as sequences. Raises DataError for a bad row or when nothing is short enough."""
     data = config.data
+    check_template_arguments(tokenizer, data.chat_template_arguments)
     preparation = Preparation(data.cache_directory, data.processes)
     parts = [(one, map_rows(_encoder(one, config, settings, tokenizer), preparation)) for one in data.train]
     for dataset, rows in parts:
@@ -124,11 +154,16 @@ def load_examples(config: Config, settings: SupervisedConfig, tokenizer: "Tokeni
 def _encoder(dataset: DatasetConfig, config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> RowEncoder:
     if settings.conversations:
         return ConversationEncoder(
-            dataset, tokenizer, with_label=False, max_sequence_tokens=settings.max_sequence_tokens
+            dataset,
+            tokenizer,
+            with_label=False,
+            template_arguments=config.data.chat_template_arguments,
+            max_sequence_tokens=settings.max_sequence_tokens,
         )
     return AnswerEncoder(
         dataset,
         tokenizer,
+        template_arguments=config.data.chat_template_arguments,
         max_prompt_tokens=config.data.max_prompt_tokens,
         response_template=settings.response_template,
         max_sequence_tokens=settings.max_sequence_tokens,
@@ -157,30 +192,52 @@ def answer_token_ids(
     return [*answer, tokenizer.eos_token_id]
 
 
-def conversation_token_ids(
-    place: str, messages: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer", special: SpecialText
-) -> tuple[list[int], list[int], list[int]]:
-    """What comes before the first answer, everything from there on, and which of that is trained (1, 0): what the
-    assistant says in a conversation as the chat template renders it.
+def assistant_turns(
+    messages: Sequence[Mapping[str, Any]], encoder: RowEncoder, place: str, shown: ChatShown
+) -> list[Turn]:
+    """The assistant's turns in a conversation, each as the policy would be asked for it and would write it.
 
-    In `messages`, text of special tokens is hidden where it is to stay text. Raises DataError when no turn is the
-    assistant's, or when the template rewrites earlier turns as later ones come.
+    Raises DataError, naming `place`, where no turn is the assistant's, and where the template leaves out a part of one
+    or begins it otherwise than it lets the policy begin.
     """
-    segments: list[tuple[str, int]] = []
-    done = ""
+    tokenizer, special = encoder.tokenizer, encoder.special
+    turns = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = render_chat(messages[:index], tokenizer, place, add_generation_prompt=True)
-        after = render_chat(messages[: index + 1], tokenizer, place, add_generation_prompt=False)
-        if not (before.startswith(done) and after.startswith(before)):
-            raise DataError(f"{place}: the chat template rewrites earlier turns, so turns cannot be trained apart")
-        segments += [(before[len(done) :], 0), (after[len(before) :], 1)]
-        done = after
-    if not segments:
+        before = render_chat(messages[:index], tokenizer, place, add_generation_prompt=True, shown=shown)
+        after = render_chat(messages[: index + 1], tokenizer, place, add_generation_prompt=False, shown=shown)
+        if not after.startswith(before):
+            same = len(os.path.commonprefix([before, after]))
+            asked, written = (special.shown(text[same : same + _SHOWN_CHARACTERS]) for text in (before, after))
+            raise DataError(
+                f"{place}: the chat template of {tokenizer.name_or_path} has the policy begin message {index} after "
+                f"{asked!r}, but writes {written!r} there; change the row, the template or "
+                "data.chat_template_arguments"
+            )
+        if lost := turn_left_out(message, after[len(before) :]):
+            raise DataError(
+                f"{place}: the chat template of {tokenizer.name_or_path} leaves out {lost} in message {index}; change "
+                "the row, the template or data.chat_template_arguments"
+            )
+        turns.append(Turn(before, after))
+    if not turns:
         raise DataError(f"{place}: the conversation has no assistant turn to train on")
-    pieces = [(special.token_ids(text), trained) for text, trained in segments]
-    (prompt_ids, _), *rest = pieces
-    answer_ids = [token for ids, _ in rest for token in ids]
-    answer_mask = [trained for ids, trained in rest for _ in ids]
-    return prompt_ids, answer_ids, answer_mask
+    return turns
+
+
+def joined_turns(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Turns that can be trained in one sequence: each begins with all that the one before it ended with. Templates that
+    cut the reasoning out of earlier turns begin another with every question."""
+    joined: list[list[Turn]] = []
+    for turn in turns:
+        if joined and turn.before.startswith(joined[-1][-1].after):
+            joined[-1].append(turn)
+        else:
+            joined.append([turn])
+    return joined
+
+
+def _up_to_last(token_ids: Sequence[int], token: int | None) -> int:
+    """How many tokens there are up to the last `token`; all where there is none."""
+    return next((end for end in range(len(token_ids), 0, -1) if token_ids[end - 1] == token), len(token_ids))

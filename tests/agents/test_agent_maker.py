@@ -1,6 +1,7 @@
 """Agents run as functions, threads and programs: their episodes, rewards, failures, time limits and interruptions."""
 
 import asyncio
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,17 @@ def test_an_agent_makes_an_episode_however_it_is_run(tokenizer, agent, score, an
     check_names(metrics)
     assert metrics["agent/requests_count"] == turns and metrics["agent/continued_requests_count"] == turns - 1
     assert 0 < metrics["agent/driver_mean_seconds"] < 10
+
+
+def test_the_chat_template_is_told_what_the_data_section_says(tokenizer):
+    quiet = copy.deepcopy(tokenizer)
+    quiet.chat_template += "{% if add_generation_prompt and quiet %}(hush){% endif %}"
+    config = config_of(run="sample_agents:two_turns")
+    data = config.data.model_copy(update={"chat_template_arguments": {"quiet": True}})
+    with Maker(quiet, RandomPolicy(quiet), config.model_copy(update={"data": data})) as maker:
+        (sample,) = maker.make().episode
+    assert quiet.decode(sample.prompt.token_ids).endswith("assistant\n(hush)")
+    assert quiet.decode(sample.response_ids).count("assistant\n(hush)") == 1
 
 
 @pytest.mark.parametrize(

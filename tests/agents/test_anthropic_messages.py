@@ -16,7 +16,7 @@ TOOLS = [
         "input_schema": {"type": "object", "properties": {"number": {"type": "integer"}}},
     }
 ]
-CALL = 'let me see<tool_call>\n{"name": "add", "arguments": {"number": 3}}\n</tool_call>'
+CALL = 'let me see<tool_call>\n{"name": "add", "arguments": {"number": 1180591620717411303424}}\n</tool_call>'
 QUESTION = {"role": "user", "content": "x"}
 
 
@@ -51,7 +51,7 @@ def test_a_dialogue_with_a_tool_is_one_sample_of_what_was_written(tokenizer):
     asked, answered, samples = served(policy, use)
     text, call = asked.content
     assert (text.type, text.text, call.type, call.name, call.input) == (
-        "text", "let me see", "tool_use", "add", {"number": 3},
+        "text", "let me see", "tool_use", "add", {"number": 2**70},
     )  # fmt: skip
     assert (asked.stop_reason, answered.stop_reason, answered.content[0].text) == ("tool_use", "end_turn", "ten")
     first, second = policy.written

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from rlpipe.agents.chat_rendering import ChatOptions, ChatRenderer
-from rlpipe.agents.messages import CalledTool, Message, message_of
+from rlpipe.agents.messages import Message, message_of
 from rlpipe.agents.refusal import Refusal
 from rlpipe.agents.tool_call_formats import FORMATS, format_of, split_reasoning
+from rlpipe.data.chat_messages import CalledTool
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import ModelError
 from rollout.engine_environment import engine_environment
@@ -130,6 +131,30 @@ def test_special_tokens_in_names_keys_and_arguments_stay_text():
     special = {256, 257, 258}
     assert sum(token in special for token in ids) == 5  # what the template itself wrote: two turns, and a third begins
     assert renderer.text_of(ids, special=True).count("<|im_end|>") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"n": 1180591620717411303424}', '{"n": 1180591620717411303424}'),  # more than 64 bits
+        (" ", "{}"),
+        ('{"n": 1', json.dumps('{"n": 1')),
+        ('{"n": 1, "n": 2}', json.dumps('{"n": 1, "n": 2}')),  # no one reading
+        ('{"a":' * 500 + "1" + "}" * 500, json.dumps('{"a":' * 500 + "1" + "}" * 500)),
+    ],
+)
+def test_arguments_of_calls_are_shown_as_the_json_that_they_are_or_as_their_text(arguments, shown):
+    message = Message("assistant", "", (CalledTool("look", arguments),))
+    text = renderer_of(THINKING).prompt([*dialogue(("user", "q")), message, ANSWER], ChatOptions())
+    assert f'"arguments": {shown}}}' in text
+
+
+def test_what_requests_say_goes_before_what_the_run_says_to_the_template():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = THINKING
+    renderer = ChatRenderer(tokenizer, {"enable_thinking": False})
+    assert renderer.prompt(dialogue(("user", "q")), ChatOptions()).endswith("</think>\n\n")
+    assert renderer.prompt(dialogue(("user", "q")), ChatOptions((), {"enable_thinking": True})).endswith("assistant\n")
 
 
 def test_reasoning_is_told_from_the_answer():

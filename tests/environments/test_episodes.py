@@ -1,6 +1,7 @@
 """Episodes token by token: messages, masks, turns, limits, failures and cleanup."""
 
 import asyncio
+import copy
 import threading
 from contextlib import closing
 
@@ -10,11 +11,16 @@ from scripted_policy import ScriptedPolicy, conversation_of, text_of, trained_te
 import rewards
 from rlpipe.config.environment import EnvironmentConfig
 from rlpipe.config.rollout import GenerateConfig
+from rlpipe.config.root import Config
 from rlpipe.environments import Message, Observation, Result, Step, Unattended, shown
 from rlpipe.environments.episode import EnvironmentFailure, environment_function
+from rlpipe.generation.episode_makers import episode_maker
 from rlpipe.generation.event_loop import BackgroundLoop
+from rlpipe.generation.prompt_requests import PromptRequest
 from rlpipe.shared.errors import ConfigError
-from rlpipe.shared.sample import Status
+from rlpipe.shared.sample import Prompt, Status
+from rollout.partial_response import PartialResponse
+from rollout.requests import SamplingParameters
 
 
 class Echo(Unattended):
@@ -122,6 +128,30 @@ def test_a_chat_is_written_as_the_template_does_and_only_the_policys_tokens_are_
     assert (sample.status, sample.outcome.ended, sample.outcome.success) == (Status.COMPLETED, "done", True)
     reward = rewards.grade("environment", sample.response_text, "", environment=rewards.facts_of(sample)["environment"])
     assert (reward.score, reward.correct) == (pytest.approx(2.5), True)
+
+
+def test_the_chat_template_is_told_what_the_data_section_says(tokenizer):
+    quiet = copy.deepcopy(tokenizer)
+    quiet.chat_template += "{% if add_generation_prompt and quiet %}(hush){% endif %}"
+    environment = {"name": f"{__name__}:Echo", "options": {"opening": "say!"}, "step_seconds": 20}
+    config = Config.model_validate(
+        {
+            "run": {"name": "episodes", "iterations": 1},
+            "model": {"path": "policy"},
+            "data": {"train": [{"name": "data", "path": "unused"}], "chat_template_arguments": {"quiet": True}},
+            "rollout": {"generate": {"function": "environment", "environment": environment}},
+        }
+    )
+    policy = ScriptedPolicy(quiet, "a<end>", "bye<end>")
+    prompt = Prompt("data/0", "task", (1,), "-", "data")
+    maker, loop = episode_maker(config), BackgroundLoop("test")
+    with closing(loop):
+        maker.open(policy, quiet, 0)
+        request = PromptRequest("g-0", "g", prompt, SamplingParameters(512))
+        (sample,) = loop.submit(maker.make(request, PartialResponse())).result(60).episode
+        maker.close()
+    assert sample.prompt.text == "<|im_start|>user\nsay!<|im_end|>\n<|im_start|>assistant\n(hush)"
+    assert "you said a<|im_end|>\n<|im_start|>assistant\n(hush)bye" in text_of(sample, quiet)
 
 
 def test_text_follows_text_and_the_first_messages_of_a_chat_are_the_prompt(tokenizer):

@@ -634,6 +634,27 @@ _ROLLOUT = [
         error="RuntimeError",
     ),
     Defect(
+        "turns are trained in one sequence though the template rewrote what came before",
+        "rlpipe/supervised/examples.py",
+        "if joined and turn.before.startswith(joined[-1][-1].after):",
+        "if joined:",
+        "rlpipe/test_conversations.py::test_each_turn_is_trained_once_after_what_the_policy_would_be_shown",
+    ),
+    Defect(
+        "what the template writes after the end of a turn is trained",
+        "rlpipe/supervised/examples.py",
+        "_up_to_last(pieces, self.tokenizer.eos_token_id) if trained else 0",
+        "len(pieces) if trained else 0",
+        "rlpipe/test_supervised.py::test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else",
+    ),
+    Defect(
+        "a row that becomes several sequences is counted as several rows",
+        "rlpipe/data/mapped_rows.py",
+        "self.count = int(np.count_nonzero(first))",
+        "self.count = len(status)",
+        "rlpipe/test_conversations.py::test_sequences_of_a_row_are_named_counted_and_left_out_by_themselves",
+    ),
+    Defect(
         "a response that moves to another engine begins anew there",
         "rollout/client.py",
         "replace(request, partial=written.partial)",

@@ -232,6 +232,12 @@ _SEEN_BY: dict[str, list[tuple[str, ...]]] = {
     "rlpipe/test_conversation.py::test_a_generate_function_that_cannot_work_is_refused": [
         ("GenerateConfig", "options"),
     ],
+    "rlpipe/test_conversations.py::test_examples_are_rendered_as_the_template_is_told": [
+        ("DataConfig", "chat_template_arguments"),
+    ],
+    "rlpipe/test_conversations.py::test_prompts_show_tools_and_what_the_template_is_told": [
+        ("DatasetConfig", "tools_column"),
+    ],
     "rlpipe/test_data.py::test_a_folder_of_gsm8k_is_read_split_by_split": [
         ("DatasetConfig", "label_column"),
         ("DatasetConfig", "split"),

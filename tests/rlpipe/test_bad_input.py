@@ -125,6 +125,10 @@ _CASES = {
         lambda f: (f / "good.yaml", ["data.max_prompt_tokens=3"]),
         "longer than data.max_prompt_tokens",
     ),
+    "argument of no chat template": (
+        lambda f: (f / "good.yaml", ["data.chat_template_arguments.enable_thinking=false"]),
+        "the chat template of",
+    ),
     "budget too small": (
         lambda f: (f / "good.yaml", ["actor.max_tokens_per_gpu=100"]),
         "more than the pack budget actor.max_tokens_per_gpu",

@@ -22,7 +22,6 @@ from rlpipe.shared.errors import DataError, ModelError
 from rlpipe.shared.strict_json import StrictJsonError, parse_json
 
 _GOOD = b'{"prompt": "a", "label": "b"}\n'
-_DATASET = DatasetConfig(name="d", path="p")
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +49,11 @@ def _row(prompt, label="1") -> bytes:
         (b"[" * 50_000 + b"\n", "nested more than 64 levels deep"),
         (b'{"a": ' * 80 + b"1" + b"}" * 80 + b"\n", "nested more than 64 levels deep"),
         (b'{"prompt": "' + b"x" * (17 * 2**20) + b'", "label": "1"}\n', "the row has more than 16,777,216 bytes"),
-        (_row([{"role": "user", "content": None}]), "message 0 whose content is null, not text"),
-        (_row([{"role": "user", "content": [{"type": "image"}]}]), "only text is supported, no images"),
-        (_row([{"role": "bot", "content": "a"}]), "message 0 of role 'bot', which is none of system"),
-        (_row([{"role": "user", "content": " "}]), "message 0 of the user, which is blank"),
-        (_row([{"role": ["user"], "content": "a"}]), "message 0 of role"),
+        (_row([{"role": "user", "content": None}]), "message 0 whose content is null: give it text"),
+        (_row([{"role": "user", "content": [{"type": "image"}]}]), "reads text alone, no images"),
+        (_row([{"role": "bot", "content": "a"}]), "message 0 whose role is 'bot': use one of system"),
+        (_row([{"role": "user", "content": " "}]), "message 0 whose content is blank, though it is the user's"),
+        (_row([{"role": ["user"], "content": "a"}]), "message 0 whose role is ['user']: use"),
         (_row([{"role": "system", "content": ""}]), "only blank messages"),
         (_row(["a"]), "message 0 without `role` and `content`"),
         (_row({"role": "user"}), "must be text or a list of messages"),
@@ -85,17 +84,26 @@ _JSON = st.recursive(
     ),
     max_leaves=8,
 )
+_CALLS = st.lists(st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": _JSON, "arguments": _JSON})}))
+_PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text") | _JSON, "text": _JSON}), max_size=2)
+_ROLES = st.sampled_from(["user", "assistant", "tool", "x"])
 _MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]) | _JSON, "content": _JSON}), max_size=3
+    st.fixed_dictionaries(
+        {"role": _ROLES | _JSON, "content": _JSON | _PARTS},
+        optional={"tool_calls": _CALLS | _JSON, "reasoning_content": _JSON, "from": _ROLES | _JSON, "value": _JSON},
+    ),
+    max_size=3,
 )
+_TOOLS = st.lists(st.fixed_dictionaries({"name": st.text(max_size=3), "parameters": _JSON}), max_size=2)
 
 
 @settings(max_examples=300)
-@given(st.fixed_dictionaries({"prompt": _JSON | _MESSAGES, "label": _JSON, "more": _JSON}) | _JSON)
+@given(st.fixed_dictionaries({"prompt": _JSON | _MESSAGES, "label": _JSON, "more": _JSON | _TOOLS}) | _JSON)
 def test_every_row_is_a_prompt_or_has_a_problem(tokenizer, values):
-    if row_problem(values, _DATASET) is None:
+    dataset = DatasetConfig(name="d", path="p", tools_column="more")
+    if row_problem(values, dataset) is None:
         try:
-            prompt = PromptEncoder(_DATASET, tokenizer, max_prompt_tokens=500).encode(Row("here", values))
+            (prompt,) = PromptEncoder(dataset, tokenizer, max_prompt_tokens=500).encode(Row("here", values))
         except DataError as error:
             assert "here" in str(error)
         else:
@@ -266,7 +274,7 @@ def test_a_broken_chat_template_is_one_sentence(tmp_path, template, error, expec
 
 
 def test_a_chat_template_without_end_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlpipe.data.prompts._TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr("rlpipe.data.chat_template._TEMPLATE_SECONDS", 0.2)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     path = tmp_path / "d.jsonl"

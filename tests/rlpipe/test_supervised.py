@@ -63,7 +63,7 @@ def test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else(tmp_
     rows = [{"talk": [{"role": role, "content": text} for role, text in turns]}]
     config = _config(tmp_path, rows, prompt_column="talk")
     (sequence,) = load_examples(config, SupervisedConfig(conversations=True), tokenizer).sequences
-    assert _trained_text(sequence, tokenizer) == "b<|im_end|>\nd<|im_end|>\n"
+    assert _trained_text(sequence, tokenizer) == "b<|im_end|>d<|im_end|>"
     whole = tokenizer.apply_chat_template(rows[0]["talk"], tokenize=False)
     assert tokenizer.decode(sequence.token_ids) == whole
 

@@ -3,6 +3,7 @@ replaced when the module is imported. Which one, the variable RLPIPE_PLANTED say
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != _PLANTED["module"]:
             return None
         file = _PLANTED["file"]
-        return importlib.machinery.ModuleSpec(fullname, _ChangedSource(fullname, file), origin=file)
+        return importlib.util.spec_from_file_location(fullname, file, loader=_ChangedSource(fullname, file))
 
 
 if _PLANTED is not None:
