@@ -150,7 +150,7 @@ def sft(
             check_place(settings)
             typer.echo(read_supervised_inputs(settings, resumed=False).summary)
             return
-        typer.echo(f"run: {run_sft(settings, _opening(resume, overwrite, resume_from, allow_change))}")
+        _finish(run_sft(settings, _opening(resume, overwrite, resume_from, allow_change)))
 
 
 @app.command("warm-up", epilog=example("rlpipe warm-up configs/gpu/arithmetic.yaml"))

@@ -195,7 +195,7 @@ class DataConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation."""
+    """Held-out evaluation: of answers, or in supervised runs of the loss on rows made like the trained ones."""
 
     datasets: list[EvalDatasetConfig] = Field(default_factory=list)
     """Evaluation data sets; none: no evaluation."""

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from rlpipe.config.actor import ActorConfig
 from rlpipe.config.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from rlpipe.config.base import Section
-from rlpipe.config.data import DataConfig, EvalConfig
+from rlpipe.config.data import DataConfig, EvalConfig, EvalDatasetConfig
 from rlpipe.config.fault import FaultConfig
 from rlpipe.config.jit import JitConfig
 from rlpipe.config.model import ModelConfig, PrepareConfig
@@ -103,10 +103,19 @@ class Config(Section):
         """Whether weight updates hold the multi-token-prediction layer: engines draft with it, and it is trained."""
         return self.rollout.engine.draft.predicts and self.actor.train_mtp
 
+    def due_evaluations(self, iteration: int) -> list[EvalDatasetConfig]:
+        """The evaluation sets that are due before the first iteration (0), every few iterations, and after the last."""
+        if iteration == 0:
+            return self.eval.datasets if self.eval.before_training else []
+        intervals = ((one, self.eval.interval_of(one)) for one in self.eval.datasets)
+        last = iteration == self.run.iterations
+        return [one for one, interval in intervals if last or (interval > 0 and iteration % interval == 0)]
+
     @property
     def best_metric(self) -> str:
         """Metric by which the best policy is chosen."""
-        return self.checkpoint.best_metric or f"eval/{self.eval.datasets[0].name}/accuracy"
+        told = "accuracy" if self.sft is None else "loss"
+        return self.checkpoint.best_metric or f"eval/{self.eval.datasets[0].name}/{told}"
 
     @model_validator(mode="after")
     def _the_best_policy_is_evaluated(self) -> Self:
@@ -118,7 +127,9 @@ class Config(Section):
         known = [
             f"eval/{one.name}/{name}"
             for one in self.eval.datasets
-            for name in ("accuracy", "reward_mean", *_passes(self.eval.samples_of(one)))
+            for name in (
+                ("accuracy", "reward_mean", *_passes(self.eval.samples_of(one))) if self.sft is None else ("loss",)
+            )
         ]
         if self.checkpoint.best_metric not in (None, *known):
             raise ValueError(

@@ -40,7 +40,7 @@ class CheckpointConfig(Section):
 
     save_hf: Literal["final", "every", "best", "never"] = "final"
     """Write the policy in Hugging Face layout: after the last iteration (`RUN/policy`); `every`: also with each
-    checkpoint (`RUN/policies/iteration_*`, all kept); `best`: also the one with the highest `best_metric`
+    checkpoint (`RUN/policies/iteration_*`, all kept); `best`: also the one with the best `best_metric`
     (`RUN/best_policy`). `rlpipe export` makes one of any checkpoint later."""
 
     best_metric: str | None = None

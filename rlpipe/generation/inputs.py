@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rewards.chooser import GraderChooser
 from rlpipe.config.base import template_fields
@@ -119,14 +120,22 @@ def _notes(config: Config, training: PromptSet, evaluation: Mapping[str, PromptS
         yield from prompts.rows.notes(f"evaluation set {name}")
     trained = training.prompts.digests
     for name, prompts in evaluation.items():
-        shared = int(np.count_nonzero(np.isin(prompts.prompts.digests, trained)))
-        if shared == len(prompts.prompts) and not config.eval.allow_training_rows:
-            raise DataError(
-                f"evaluation set {name!r}: all its {shared} prompts are training prompts too, so it would not tell "
-                "what was learned; give other rows, or set eval.allow_training_rows to true"
-            )
-        if shared:
-            yield f"evaluation set {name}: {shared} of {len(prompts.prompts)} prompts are training prompts too"
+        yield from shared_rows(name, prompts.prompts.digests, trained, "prompts", config.eval.allow_training_rows)
+
+
+def shared_rows(
+    name: str, evaluated: NDArray[np.int64], trained: NDArray[np.int64], what: str, allowed: bool
+) -> Iterator[str]:
+    """A sentence where some of the evaluation set `name` are trained, by digests of either; DataError where all are,
+    unless that is `allowed`. what: `prompts` or `sequences`."""
+    shared = int(np.count_nonzero(np.isin(evaluated, trained)))
+    if shared == len(evaluated) and not allowed:
+        raise DataError(
+            f"evaluation set {name!r}: all its {shared} {what} are training {what} too, so it would not tell "
+            "what was learned; give other rows, or set eval.allow_training_rows to true"
+        )
+    if shared:
+        yield f"evaluation set {name}: {shared} of {len(evaluated)} {what} are training {what} too"
 
 
 def _check_model_folder(config: Config) -> None:

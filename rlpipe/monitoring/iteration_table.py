@@ -46,6 +46,7 @@ _COLUMNS = (
     _Column("correct", "rollout/accuracy", "7.1%", 4),
     _Column("held-out", "eval/{dataset}/accuracy", "8.1%", 1),
     _Column("held-out", "eval/{dataset}/reward_mean", "8.3f", 1, unless="eval/{dataset}/accuracy"),
+    _Column("held-out", "eval/{dataset}/loss", "8.4f", 1),
     _Column("tokens", "rollout/response_tokens_mean", "7,.0f", 6),
     _Column("loss", "train/loss", "z8.4f", 5),
     _Column("grad norm", "train/gradient_norm", "9.3f", 7),

@@ -382,6 +382,7 @@ _DECLARED = [
     Metric("eval/{dataset}/grading_failures_count", "count", "answers whose grading timed out or failed"),
     Metric("eval/{dataset}/reward_mean", "none", "mean score on held-out problems"),
     Metric("eval/{dataset}/response_tokens_mean", "tokens", "mean length of held-out answers"),
+    Metric("eval/{dataset}/loss", "nats", "mean loss of a trained token of held-out rows (supervised runs)"),
     Metric("eval/{dataset}/pass_at_{k}", "share", "chance that one of k answers is correct (unbiased estimator)"),
     Metric("warm_start/loss", "nats", "mean token loss of the supervised phase"),
 ]

@@ -47,7 +47,7 @@ GROUPS = (
             Panel("held-out reward", ("eval/{dataset}/reward_mean",)),
             Panel("held-out response tokens", ("eval/{dataset}/response_tokens_mean",)),
             Panel("truncated share", ("rollout/truncated_share",)),
-            Panel("loss", ("train/loss", "train/policy_loss")),
+            Panel("loss", ("train/loss", "train/policy_loss", "eval/{dataset}/loss")),
             Panel("KL", ("train/kl_loss",)),
             Panel("entropy", ("train/entropy",)),
             Panel("gradient norm", ("train/gradient_norm",)),

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlpipe.batching import supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.data import DatasetConfig
@@ -63,6 +66,11 @@ class Examples:
     def fingerprint(self) -> str:
         """Changes with any token or mask, and with their order."""
         return fingerprint_of(self.sequences.parts)
+
+    @property
+    def digests(self) -> NDArray[np.int64]:
+        """A number for each sequence, equal where tokens and masks are."""
+        return np.concatenate([rows.contents for _, rows in self.sequences.parts])
 
 
 @dataclass(frozen=True)
@@ -133,12 +141,20 @@ class ConversationEncoder(RowEncoder):
         )
 
 
-def load_examples(config: Config, settings: SupervisedConfig, tokenizer: "Tokenizer") -> Examples:
-    """All training rows as sequences. Raises DataError for a bad row or when nothing is short enough."""
+def load_examples(
+    config: Config,
+    settings: SupervisedConfig,
+    tokenizer: "Tokenizer",
+    datasets: Sequence[DatasetConfig] | None = None,
+) -> Examples:
+    """All rows of `datasets`, those that are trained where it is None, as sequences.
+
+    Raises DataError for a bad row or when nothing is short enough.
+    """
     data = config.data
     check_template_arguments(tokenizer, data.chat_template_arguments)
     preparation = Preparation(data.cache_directory, data.processes)
-    parts = [(one, map_rows(_encoder(one, config, settings, tokenizer), preparation)) for one in data.train]
+    parts = [(one, map_rows(_encoder(one, config, settings, tokenizer), preparation)) for one in datasets or data.train]
     for dataset, rows in parts:
         check_usable(dataset, rows, data.skip_bad_rows)
     kept, counts = SequenceTable(parts), RowCounts.of(parts)

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import comb
 
-from rlpipe.config.data import EvalDatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.generation.producer import Rollouts
 from rlpipe.generation.prompt_requests import requests_for_prompts
@@ -23,9 +22,7 @@ class Evaluation:
         """Metrics of the sets that are due after `iteration`, under the weights that the engines hold."""
         metrics: dict[str, float] = {}
         settings = self._config.eval
-        for dataset in settings.datasets:
-            if not self._is_due(dataset, iteration):
-                continue
+        for dataset in self._config.due_evaluations(iteration):
             sampling = SamplingParameters.evaluation(self._config.rollout, settings, dataset)
             prefix = f"eval-{dataset.name}-{iteration:06d}"
             requests = requests_for_prompts(prefix, self._prompts[dataset.name], settings.samples_of(dataset), sampling)
@@ -33,13 +30,6 @@ class Evaluation:
             metrics.update({f"eval/{dataset.name}/{key}": value for key, value in score(samples).items()})
             metrics[f"eval/{dataset.name}/grading_failures_count"] = float(rollouts.take_grading_failures())
         return metrics
-
-    def _is_due(self, dataset: EvalDatasetConfig, iteration: int) -> bool:
-        """Before the first iteration (0), every N iterations, and after the last one."""
-        if iteration == 0:
-            return self._config.eval.before_training
-        interval = self._config.eval.interval_of(dataset)
-        return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)
 
 
 def score(samples: Sequence[Sample]) -> dict[str, float]:

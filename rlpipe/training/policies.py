@@ -1,6 +1,5 @@
 """The policy in Hugging Face layout: which of a run's policies are written, and what is told of them."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -50,8 +49,13 @@ class PolicyFolders:
         name = self._config.best_metric
         if self._config.checkpoint.best_metric is None and name not in metrics:
             name = name.replace("/accuracy", "/reward_mean")  # of graders that give numbers alone
+        if name not in metrics:
+            return False
         before = PolicyFacts.read(self._directory.best_policy)
-        return name in metrics and (before is None or metrics[name] > before.metrics.get(name, -math.inf))
+        if before is None or name not in before.metrics:
+            return True
+        now, best = metrics[name], before.metrics[name]
+        return now < best if name.endswith("/loss") else now > best
 
     def _write(self, folder: Path, iteration: int, metrics: Mapping[str, float]) -> None:
         folder.parent.mkdir(exist_ok=True)

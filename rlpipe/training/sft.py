@@ -1,6 +1,6 @@
 """The supervised loop: the same actor, phases, checkpoints and resume as GRPO, without engines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from rlpipe.config.supervised import SupervisedConfig
 from rlpipe.data import PromptStream
 from rlpipe.data.prompts import load_tokenizer
 from rlpipe.data.stream import StreamState
-from rlpipe.generation.inputs import with_pinned_models
+from rlpipe.generation.inputs import shared_rows, with_pinned_models
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_header import run_header
@@ -24,6 +24,7 @@ from rlpipe.shared.checkpoint_folder import latest_checkpoint
 from rlpipe.shared.errors import ConfigError
 from rlpipe.shared.interrupts import CleanupStack
 from rlpipe.supervised.examples import Examples, load_examples
+from rlpipe.supervised.held_out_loss import HeldOutLoss
 from rlpipe.supervised.supervised_packs import supervised_packs
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.checkpoints import (
@@ -54,11 +55,15 @@ class SupervisedInputs:
     config: Config
     settings: SupervisedConfig
     examples: Examples
+    held_out: Mapping[str, Examples]
     choices: tuple[str, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*self.examples.rows.notes("the training data"), *self.choices)
+        told = [*self.examples.rows.notes("the training data")]
+        for name, examples in self.held_out.items():
+            told += examples.rows.notes(f"evaluation set {name}")
+        return (*told, *self.choices)
 
     @property
     def summary(self) -> str:
@@ -79,6 +84,7 @@ class SupervisedRun:
     directory: RunDirectory
     console: Console
     examples: Examples
+    held_out: Mapping[str, Examples]
     bundles: Placement
 
 
@@ -92,17 +98,18 @@ class SupervisedSession:
     log: IterationLog
     actor: ActorGroup
     examples: Examples
+    held_out: HeldOutLoss
     policies: PolicyFolders
     stream: PromptStream[TrainingSequence]
     measurement: Measurement
     start: RunState
     checkpoints: Checkpoints
 
-    def checkpoint(self, iteration: int) -> None:
-        """Save where it is due after `iteration`."""
+    def checkpoint(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Save where it is due after `iteration`, whose `metrics` these are."""
         if checkpoint_is_due(self.config, iteration):
             self.checkpoints.save(self.state(iteration))
-        self.policies.after_iteration(iteration, {})
+        self.policies.after_iteration(iteration, metrics)
 
     def state(self, iteration: int) -> RunState:
         """What a checkpoint after `iteration` keeps of the driver."""
@@ -130,6 +137,9 @@ def sft(config: Config, opening: Opening = Opening()) -> Path:
 def _iterate(run: SupervisedSession) -> None:
     config = run.config
     cost = flops_cost(config.model.path)
+    if run.start.first_row == 0 and run.held_out.is_due(0):
+        with run.checkpoints.iteration(run.log, 0, run.state) as step, step.phase("eval"):
+            step.add(run.held_out.run(0, run.actor))
     for iteration in range(run.start.iteration + 1, config.run.iterations + 1):
         with run.checkpoints.iteration(run.log, iteration, run.state) as step:
             with step.phase("data"):
@@ -149,8 +159,10 @@ def _iterate(run: SupervisedSession) -> None:
                 step.add(packs.report.metrics)
                 step.add(report.metrics)
                 step.add(run.data_metrics())
+            with step.phase("eval"):
+                step.add(run.held_out.run(iteration, run.actor))
             with step.phase("checkpoint"):
-                run.checkpoint(iteration)
+                run.checkpoint(iteration, step.metrics)
             with step.phase("tracking"):
                 run.measurement.finish(step, packs)
     run.close()
@@ -161,15 +173,19 @@ def read_supervised_inputs(config: Config, resumed: bool) -> SupervisedInputs:
     settings = config.sft
     if settings is None:
         raise ConfigError("this configuration has no `sft` section; add one for `rlpipe sft`")
-    if config.checkpoint.save_hf == "best":
-        raise ConfigError("checkpoint.save_hf 'best' goes by an evaluation, which `rlpipe sft` has none: use 'every'")
     prepare(config)
     config, choices = with_memory_choices(with_pinned_models(config), resumed)
     check_policy(config)
-    examples = load_examples(config, settings, load_tokenizer(config.model.path))
-    return SupervisedInputs(
-        config, settings, examples, (*kept_though_different(config), *choices, *trained_notes(config))
-    )
+    tokenizer = load_tokenizer(config.model.path)
+    examples = load_examples(config, settings, tokenizer)
+    held_out = {one.name: load_examples(config, settings, tokenizer, [one]) for one in config.eval.datasets}
+    shared = [
+        note
+        for name, held in held_out.items()
+        for note in shared_rows(name, held.digests, examples.digests, "sequences", config.eval.allow_training_rows)
+    ]
+    notes = (*shared, *kept_though_different(config), *choices, *trained_notes(config))
+    return SupervisedInputs(config, settings, examples, held_out, notes)
 
 
 @contextmanager
@@ -186,7 +202,7 @@ def _open_run(config: Config, opening: Opening) -> Iterator[SupervisedRun]:
         with console.task("starting Ray"):
             stack.enter_context(ray_cluster(config, lambda: last_words(directory)))
             bundles = stack.enter_context(actor_placement(config))
-        yield SupervisedRun(config, inputs.settings, directory, console, examples, bundles)
+        yield SupervisedRun(config, inputs.settings, directory, console, examples, inputs.held_out, bundles)
 
 
 @contextmanager
@@ -204,7 +220,7 @@ def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
         state = RunState()
         if checkpoint is not None:
             state, checkpoint = load_newest(actor, directory, console.say, console.task)
-        trackers = stack.enter_context(open_trackers(config, directory, state.iteration + 1))
+        trackers = stack.enter_context(open_trackers(config, directory, state.first_row))
         for note in trackers.notes:
             console.say(note)
         discard_replaced(directory)
@@ -216,6 +232,7 @@ def _open_session(run: SupervisedRun) -> Iterator[SupervisedSession]:
             log=IterationLog(trackers, console, config.needed_gpus),
             actor=actor,
             examples=examples,
+            held_out=HeldOutLoss(config, run.settings, run.held_out),
             policies=PolicyFolders(config, directory, actor),
             stream=PromptStream(
                 examples.sequences, config.seed, config.data.shuffle, StreamState(state.epoch, state.position)

@@ -648,6 +648,20 @@ _ROLLOUT = [
         "rlpipe/test_supervised.py::test_every_assistant_turn_of_a_conversation_is_trained_and_nothing_else",
     ),
     Defect(
+        "the held-out loss is a mean over tokens that are not trained, too",
+        "rlpipe/supervised/held_out_loss.py",
+        "sum(float(sequence.loss_mask.sum()) for sequence in laid)",
+        "sum(float(sequence.tokens) for sequence in laid)",
+        "rlpipe/test_supervised.py::test_the_held_out_loss_is_the_mean_over_all_trained_tokens",
+    ),
+    Defect(
+        "a supervised run keeps the policy of the highest loss",
+        "rlpipe/training/policies.py",
+        'return now < best if name.endswith("/loss") else now > best',
+        "return now > best",
+        "rlpipe/test_saved_policies.py::test_the_best_policy_of_a_supervised_run_has_the_lowest_loss",
+    ),
+    Defect(
         "a row that becomes several sequences is counted as several rows",
         "rlpipe/data/mapped_rows.py",
         "self.count = int(np.count_nonzero(first))",

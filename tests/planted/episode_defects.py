@@ -125,9 +125,9 @@ EPISODES = [
     ),
     Defect(
         "nothing is evaluated after the last iteration",
-        "rlpipe/training/evaluation.py",
-        "return iteration == self._config.run.iterations or (interval > 0 and iteration % interval == 0)",
-        "return interval > 0 and iteration % interval == 0",
+        "rlpipe/config/root.py",
+        "if last or (interval > 0 and iteration % interval == 0)]",
+        "if interval > 0 and iteration % interval == 0]",
         "rlpipe/test_evaluation.py::test_a_set_is_evaluated_before_the_first_iteration_every_few_and_after_the_last",
     ),
     Defect(

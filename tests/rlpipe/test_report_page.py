@@ -55,6 +55,25 @@ def test_no_legend_lies_on_the_figures_of_a_run_that_meets_nothing(tmp_path):
     assert len(told) == 2 and quality.get_legend().get_window_extent().count_overlaps(told) == 0
 
 
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_supervised_run_is_drawn_by_its_losses_and_without_rewards(tmp_path, evaluated):
+    directory = RunDirectory(tmp_path)
+    directory.config.write_text("run: {name: x}\n")
+    for iteration in range(4):
+        row = {"iteration": iteration, "time/step_seconds": 1.0, "time/train_seconds": 1.0}
+        row |= {"train/loss": 3.0 - iteration} if iteration else {}
+        row |= {"eval/held_out/loss": 4.0 - iteration} if evaluated and iteration % 2 == 0 else {}
+        append_json_line(directory.metrics, row)
+    figure = draw(read_history(tmp_path))
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["loss, nats per token", "seconds of each phase"]
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    held_out = {"held-out: held_out": [4.0, 2.0]} if evaluated else {}
+    assert lines == {**held_out, "trained": [2.0, 1.0, 0.0]}
+    page = write_report(tmp_path).page.read_text()
+    assert ("Held-out loss (held_out): 4 → 2." in page) == evaluated
+
+
 def test_the_report_shows_accuracy_phases_and_escaped_samples(tmp_path):
     _run(tmp_path)
     files = write_report(tmp_path)

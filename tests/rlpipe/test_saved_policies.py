@@ -75,12 +75,22 @@ def test_the_best_policy_goes_by_the_reward_where_there_is_no_accuracy(tmp_path)
     assert writer.written == [("best_policy", 1), ("best_policy", 2)]
 
 
+def test_the_best_policy_of_a_supervised_run_has_the_lowest_loss(tmp_path):
+    config = _config(tmp_path, "checkpoint.save_hf=best", "sft={}")
+    writer = Writer()
+    policies = PolicyFolders(config, RunDirectory.of(config), writer)
+    for iteration, loss in enumerate([2.0, 1.5, 1.75, 1.5, 1.25], start=1):
+        policies.after_iteration(iteration, {"train/loss": 0.0, "eval/held_out/loss": loss})
+    assert writer.written == [("best_policy", 1), ("best_policy", 2), ("best_policy", 5)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["checkpoint.save_hf=best", "eval.datasets=[]"], "eval.datasets is empty"),
         (["checkpoint.best_metric=eval/held_out/accurcy"], "give one of eval/held_out/accuracy"),
         (["checkpoint.best_metric=eval/other/accuracy"], "none of the evaluation's metrics"),
+        (["checkpoint.best_metric=eval/held_out/accuracy", "sft={}"], "give one of eval/held_out/loss"),
     ],
 )
 def test_a_best_policy_needs_a_metric_that_there_is(overrides, sentence):

@@ -9,7 +9,7 @@ import pytest
 
 from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.config.actor import ActorConfig
-from rlpipe.config.data import DataConfig
+from rlpipe.config.data import DataConfig, EvalConfig
 from rlpipe.config.load import validate
 from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig, WarmStartConfig
@@ -22,6 +22,7 @@ from rlpipe.shared.errors import DataError
 from rlpipe.shared.sample import Prompt
 from rlpipe.supervised import examples
 from rlpipe.supervised.examples import load_examples
+from rlpipe.supervised.held_out_loss import HeldOutLoss
 from rlpipe.supervised.supervised_packs import supervised_packs, wrap
 from rlpipe.supervised.warm_start import WarmStartResult, warm_start
 from rlpipe.training import session, sft
@@ -184,7 +185,7 @@ def test_a_supervised_step_is_made_as_its_section_says(tmp_path, monkeypatch, pa
         config.model.model_copy(update={"path": "Qwen3-8B"}),
         config.run.model_copy(update={"iterations": 2}),
     )
-    step = SimpleNamespace(phase=lambda name: nullcontext(), add=lambda metrics: None)
+    step = SimpleNamespace(phase=lambda name: nullcontext(), add=lambda metrics: None, metrics={})
     sft._iterate(
         SimpleNamespace(
             config=config.model_copy(update={"model": model, "run": length}),
@@ -198,12 +199,61 @@ def test_a_supervised_step_is_made_as_its_section_says(tmp_path, monkeypatch, pa
             log=None,
             state=None,
             data_metrics=dict,
-            checkpoint=lambda iteration: None,
+            held_out=SimpleNamespace(is_due=lambda iteration: False, run=lambda *_: {}),
+            checkpoint=lambda iteration, metrics: None,
             measurement=SimpleNamespace(finish=lambda *_: None),
             close=lambda: None,
         )
     )
     assert asked == [([0, 1, 2], wrapped), ([3, 4, 5], wrapped)]
+
+
+class _Scorer:
+    """Two data ranks; of a token that is trained the log-probability is its negative id in thousands."""
+
+    layout = SimpleNamespace(data_parallel=2)
+
+    def __init__(self):
+        self.calls = []
+
+    def logprobs(self, packs):
+        laid = [[pack.laid_out() for pack in rank] for rank in packs]
+        self.calls.append([name for rank in laid for pack in rank for name in pack.sample_ids])
+        return [[-np.append(p.token_ids[1:], 0) / 1000 * (p.loss_mask > 0) for p in rank] for rank in laid]
+
+
+@pytest.mark.parametrize(("packing", "longest"), [("best_fit", 40), ("wrapped", 300)])
+def test_the_held_out_loss_is_the_mean_over_all_trained_tokens(tmp_path, tokenizer, packing, longest):
+    rows = [{"prompt": "what?", "label": "x" * length} for length in (3, 20, 1, longest, 7, 11, 2)]
+    config = _config(tmp_path, rows)
+    evaluation = EvalConfig(datasets=[{"name": "held", "path": str(tmp_path / "rows.jsonl")}], interval_iterations=2)
+    model, length = {"path": "Qwen3-8B"}, {"iterations": 5}
+    config = config.model_copy(
+        update={
+            "eval": evaluation,
+            "model": config.model.model_copy(update=model),
+            "run": config.run.model_copy(update=length),
+            "actor": ActorConfig(max_tokens_per_gpu=96),
+        }
+    )
+    settings = SupervisedConfig(sequences_per_step=3, packing=packing)
+    held = load_examples(config, settings, tokenizer, config.eval.datasets)
+    loss, actor = HeldOutLoss(config, settings, {"held": held}), _Scorer()
+    assert [number for number in range(6) if loss.is_due(number)] == [0, 2, 4, 5]
+    assert loss.run(1, actor) == {} and not actor.calls
+    answers = [[*tokenizer(row["label"])["input_ids"], tokenizer.eos_token_id] for row in rows]
+    tokens = [token for answer in answers for token in answer]
+    lost = 0 if packing == "best_fit" else sum(map(len, answers)) - _trained_tokens(held, settings, config)
+    found = loss.run(2, actor)["eval/held/loss"]
+    assert found == pytest.approx(np.mean(tokens) / 1000, rel=0.01 * lost + 1e-6)
+    assert len(actor.calls) == 3 and (lost > 0) == (packing == "wrapped")
+
+
+def _trained_tokens(held, settings, config):
+    """Of the pieces that wrapping makes, each of which loses its last target where it is cut."""
+    some = settings.sequences_per_step
+    parts = [held.sequences[start : start + some] for start in range(0, len(held.sequences), some)]
+    return sum(int(piece.loss_mask.sum()) for part in parts for piece in wrap(part, config.actor.max_tokens_per_gpu))
 
 
 def test_examples_are_prepared_as_the_data_section_says(tmp_path, tokenizer, monkeypatch):

@@ -13,17 +13,28 @@ from rlpipe.monitoring.report.series import LIGHT, held_out, label, phase_label,
 
 
 def draw(history: History) -> Figure:
-    """Three panels side by side; the caller saves the figure."""
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
-    rewards, quality, phases = figure.subplots(1, 3)
-    _draw_rewards(rewards, history)
-    _draw_held_out(quality, history)
-    _draw_phases(phases, history)
-    for axes in (rewards, quality, phases):
+    """Panels side by side, without rewards for a supervised run, which has none; the caller saves the figure."""
+    drawn = [_draw_losses] if _is_supervised(history) else [_draw_rewards, _draw_held_out]
+    figure = Figure(figsize=(5.0 * len(drawn) + 5.0, 4.5), layout="constrained")
+    for axes, draw_panel in zip(figure.subplots(1, len(drawn) + 1), [*drawn, _draw_phases], strict=True):
+        draw_panel(axes, history)
         axes.set_xlabel("iteration")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     figure.suptitle(history.name)
     return figure
+
+
+def _is_supervised(history: History) -> bool:
+    return bool(history.series("train/loss")[1]) and not history.series("rollout/reward_mean")[1]
+
+
+def _draw_losses(axes: Axes, history: History) -> None:
+    for name in held_out(history.names("eval/")):
+        _draw_evaluated(axes, history, name)
+    iterations, values = history.series("train/loss")
+    axes.plot(iterations, values, linestyle=":", color=_color("train/loss"), label="trained")
+    axes.set_title("loss, nats per token")
+    axes.legend(loc="best")
 
 
 def _draw_rewards(axes: Axes, history: History) -> None:
@@ -44,11 +55,7 @@ def _draw_held_out(axes: Axes, history: History) -> None:
     """Accuracy, or reward where a grader gives numbers alone."""
     names = held_out(history.names("eval/"))
     for name in names:
-        iterations, values = history.series(name)
-        axes.plot(iterations, values, marker="o", color=_color(name), label=label(name))
-        for place in (0, -1):
-            told = text(values[place], unit(name))
-            axes.annotate(told, (iterations[place], values[place]), (0, 6), textcoords="offset points")
+        _draw_evaluated(axes, history, name)
     iterations, values = history.series("rollout/accuracy")
     if values:
         axes.plot(iterations, values, linestyle=":", color=_color("rollout/accuracy"), label=label("rollout/accuracy"))
@@ -60,6 +67,15 @@ def _draw_held_out(axes: Axes, history: History) -> None:
         axes.set_title("held-out reward")
     if axes.lines:  # neither evaluation nor a grader that tells right from wrong: nothing to name
         axes.legend(loc="best")
+
+
+def _draw_evaluated(axes: Axes, history: History, name: str) -> None:
+    """The metric of an evaluation set, its first and last value written out."""
+    iterations, values = history.series(name)
+    axes.plot(iterations, values, marker="o", color=_color(name), label=label(name))
+    for place in (0, -1):
+        told = text(values[place], unit(name))
+        axes.annotate(told, (iterations[place], values[place]), (0, 6), textcoords="offset points")
 
 
 def _draw_phases(axes: Axes, history: History) -> None:

@@ -130,6 +130,7 @@ _PATTERNS = (
     (r"eval/(.+)/accuracy", "held-out: {}"),
     (r"eval/(.+)/response_tokens_mean", "held-out: {}"),
     (r"eval/(.+)/reward_mean", "held-out: {}"),
+    (r"eval/(.+)/loss", "held-out: {}"),
     (r"eval/(.+)/pass_at_(.+)", "{}: pass@{}"),
     (r"perf/rollout_engine_(.+)_tokens_per_second", "engine {}"),
     (r"ranks/\w+_(min|mean|max)_seconds", "{} over ranks"),
@@ -151,11 +152,11 @@ def label(metric: str) -> str:
 
 
 def held_out(names: Iterable[str]) -> list[str]:
-    """Of metrics' names the one of each evaluation set that says how well it is answered: its accuracy, or its mean
-    reward where the grader gives numbers alone."""
+    """Of metrics' names the one of each evaluation set that says how well it is answered: its accuracy, its mean
+    reward where the grader gives numbers alone, or its loss in a supervised run."""
     found: dict[str, str] = {}
     for name in names:
-        if match := re.fullmatch(r"eval/(.+)/(accuracy|reward_mean)", name):
+        if match := re.fullmatch(r"eval/(.+)/(accuracy|reward_mean|loss)", name):
             found[match[1]] = name if match[2] == "accuracy" else found.get(match[1], name)
     return list(found.values())
 
