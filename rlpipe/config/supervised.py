@@ -24,7 +24,8 @@ class SupervisedConfig(Section):
     """`best_fit` keeps sequences whole; `wrapped` lays them end to end and cuts where a pack is full."""
 
     max_sequence_tokens: int = Field(4096, ge=2)
-    """Longer sequences are left out and counted (`data/prompts_too_long`)."""
+    """Longer sequences are left out and counted (`data/prompts_too_long`); so are those that are longer than a pack,
+    unless they are `wrapped`."""
 
 
 class WarmStartConfig(Section):

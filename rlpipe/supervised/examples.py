@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpipe.batching import supervised_sequence
+from rlpipe.batching import PackLimits, supervised_sequence
 from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
@@ -161,7 +161,10 @@ def load_examples(
     if not len(kept):
         if not counts.too_long:
             raise DataError(f"no usable row is left; the first was skipped for: {counts.first_problem}")
-        limit = f"sft.max_sequence_tokens = {settings.max_sequence_tokens}"
+        most = _most_tokens(config, settings)
+        limit = f"sft.max_sequence_tokens = {most}"
+        if most < settings.max_sequence_tokens:
+            limit = f"a pack of {most} tokens (actor.max_tokens_per_gpu)"
         prompts = "" if settings.conversations else f", or their prompts than {data.max_prompt_tokens} tokens"
         raise DataError(f"all {counts.too_long} sequences are longer than {limit}{prompts}")
     return Examples(kept, counts)
@@ -174,7 +177,7 @@ def _encoder(dataset: DatasetConfig, config: Config, settings: SupervisedConfig,
             tokenizer,
             with_label=False,
             template_arguments=config.data.chat_template_arguments,
-            max_sequence_tokens=settings.max_sequence_tokens,
+            max_sequence_tokens=_most_tokens(config, settings),
         )
     return AnswerEncoder(
         dataset,
@@ -182,8 +185,16 @@ def _encoder(dataset: DatasetConfig, config: Config, settings: SupervisedConfig,
         template_arguments=config.data.chat_template_arguments,
         max_prompt_tokens=config.data.max_prompt_tokens,
         response_template=settings.response_template,
-        max_sequence_tokens=settings.max_sequence_tokens,
+        max_sequence_tokens=_most_tokens(config, settings),
     )
+
+
+def _most_tokens(config: Config, settings: SupervisedConfig) -> int:
+    """Of a sequence: where packs hold whole ones, what is longer than a pack would be left out of every step."""
+    if settings.packing == "wrapped":
+        return settings.max_sequence_tokens
+    limits = (PackLimits.training(config.actor), PackLimits.forward_only(config.actor))
+    return min(settings.max_sequence_tokens, *(one.capacity_tokens for one in limits))
 
 
 def answer_sequence(

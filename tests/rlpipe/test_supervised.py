@@ -81,6 +81,17 @@ def test_long_sequences_are_left_out_and_counted(tmp_path, tokenizer):
     assert (len(examples.sequences), examples.rows.too_long) == (1, 1)
 
 
+def test_sequences_longer_than_a_pack_are_left_out_at_once_unless_they_are_cut(tmp_path, tokenizer):
+    rows = [{"prompt": "a", "label": "b"}, {"prompt": "a", "label": "b" * 100}]
+    config = _config(tmp_path, rows).model_copy(update={"actor": ActorConfig(max_tokens_per_gpu=80)})
+    whole = load_examples(config, SupervisedConfig(), tokenizer)
+    cut = load_examples(config, SupervisedConfig(packing="wrapped"), tokenizer)
+    assert [(len(one.sequences), one.rows.too_long) for one in (whole, cut)] == [(1, 1), (2, 0)]
+    narrow = config.model_copy(update={"actor": ActorConfig(max_tokens_per_gpu=10)})
+    with pytest.raises(DataError, match="all 2 sequences are longer than a pack of 10 tokens"):
+        load_examples(narrow, SupervisedConfig(), tokenizer)
+
+
 def test_wrapped_pieces_fill_packs_and_lose_one_target_a_cut():
     sequences = [supervised_sequence(f"s{i}", [1, 2], [3] * n) for i, n in enumerate((5, 9, 3, 11))]
     pieces = list(wrap(sequences, 8))
