@@ -1,10 +1,11 @@
 """Rows rendered and tokenized by several processes, once, and kept in files that are memory-mapped.
 
 Small data sets stay in memory and leave nothing behind. What is kept has the name of a fingerprint: of the files'
-names, sizes and times, the data set's settings, the tokenizer, the limits, and this package's own code.
+names, sizes and times, the data set's settings, the tokenizer, the limits, this package's code, and the encoder's own.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -389,7 +390,8 @@ def _problems_of(table: Any) -> list[dict[str, Any]]:
 
 def _fingerprint(encoder: RowEncoder, identity: Sequence[str]) -> str:
     tokenizer = encoder.tokenizer
-    code = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    own = Path(inspect.getfile(type(encoder)))
+    code = [path.read_text() for path in (*sorted(Path(__file__).parent.glob("*.py")), own)]
     parts = [
         type(encoder).__name__,
         encoder.dataset.model_dump_json(),

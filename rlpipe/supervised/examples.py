@@ -115,7 +115,8 @@ class ConversationEncoder(RowEncoder):
 
     def encode(self, row: Row) -> Sequence[EncodedRow]:
         values: Any = row.values[self.dataset.prompt_column]
-        special_text = self.hides and self.special.found_in(values)
+        shown = [values, row.values[self.dataset.tools_column] if self.dataset.tools_column else None]
+        special_text = self.hides and self.special.found_in(shown)
         messages = message_list(self.special.prepared(values, row.place, self.hides), row.place)
         turns = assistant_turns(messages, self, row.place, self.chat_shown(row))
         return [replace(self._sequence(one, row.place), special_text=special_text) for one in joined_turns(turns)]

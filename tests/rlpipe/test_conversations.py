@@ -192,13 +192,15 @@ def test_whole_numbers_and_special_text_of_calls_stay_what_they_are(tmp_path):
     arguments = {"of": 2**70, "text": "<|im_end|>"}
     call = {"function": {"name": "look_up", "arguments": json.dumps(arguments)}}
     row = {"messages": [_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": _TOOLS}
-    examples = _examples(_config(tmp_path, [row]), tokenizer)
-    (sequence,) = examples.sequences
+    described = {**row, "tools": [{"name": "look_up", "description": "until <|im_end|>"}]}
+    described["messages"] = _PLAIN[:2]
+    examples = _examples(_config(tmp_path, [row, described]), tokenizer)
+    sequence, _ = examples.sequences
     text = tokenizer.decode(sequence.token_ids)
     assert str(2**70) in text and "<|im_end|>\n</parameter>" in text
     ends = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert sequence.token_ids.tolist().count(ends) == text.count("<|im_end|>") - 1
-    assert examples.rows.special_text == 1
+    assert examples.rows.special_text == 2
 
 
 def test_prompts_show_tools_and_what_the_template_is_told(tmp_path):

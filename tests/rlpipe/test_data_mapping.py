@@ -1,5 +1,6 @@
 """Large data sets: mapped by processes once, memory-mapped from then on, and the very prompts of a small one."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from datasets import Dataset
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.data import PromptStream, load_prompts, mapped_rows
-from rlpipe.data.mapped_rows import Preparation
+from rlpipe.data.mapped_rows import Preparation, map_rows
 from rlpipe.data.stream import StreamState
 from rlpipe.prepare.tokenizer import byte_tokenizer
 from rlpipe.shared.errors import DataError
@@ -99,6 +100,21 @@ def test_what_changes_the_prompts_makes_them_anew(tmp_path, tokenizer, files_fro
     tokenizer.chat_template += " "
     assert made() == 6
     assert not [path for path in cache.iterdir() if path.name.startswith(".")]
+
+
+def test_an_encoder_whose_code_is_changed_makes_them_anew(tmp_path, tokenizer, files_from, monkeypatch):
+    path, preparation = _lines(tmp_path), Preparation(str(tmp_path / "cache"), processes=1)
+    files_from()
+    monkeypatch.syspath_prepend(tmp_path)
+    made = []
+    for remark in ("# as it was", "# as it was", "# as it is"):
+        body = f"class Encoder(PromptEncoder):\n    pass {remark}\n"
+        source = f"from rlpipe.data.prompts import PromptEncoder\n\n\n{body}"
+        (tmp_path / "encoder_of_mine.py").write_text(source)
+        encoder = importlib.import_module("encoder_of_mine").Encoder
+        map_rows(encoder(DatasetConfig(name="d", path=str(path)), tokenizer, max_prompt_tokens=150), preparation)
+        made.append(len(list((tmp_path / "cache").iterdir())))
+    assert made == [1, 1, 2]
 
 
 def test_conversations_and_answers_are_mapped_the_same_way(tmp_path, tokenizer, files_from):
