@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlpipe.data.chat_messages import REASONING_KEYS, template_message, tool_name
-from rlpipe.data.row_checks import messages_problem
+from rlpipe.data.chat_messages import REASONING_KEYS, tool_name
 from rlpipe.data.row_source import first_line
 from rlpipe.shared.errors import ConfigError, DataError, ModelError
 from rlpipe.shared.overtime import at_most_processor_seconds
@@ -108,13 +107,6 @@ def template_text(tokenizer: "PreTrainedTokenizerBase") -> str:
     """The chat template; all of them where there are several, and nothing where there is none."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
-
-
-def message_list(prompt: Any, place: str) -> list[dict[str, Any]]:
-    """`prompt` as messages for a template; DataError naming `place` where it is no list of chat messages."""
-    if problem := messages_problem(prompt):
-        raise DataError(f"{place}: the prompt {problem}")
-    return [template_message(message) for message in prompt]
 
 
 def _tools_left_out(tools: Sequence[Mapping[str, Any]], text: str) -> str | None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from rlpipe.config.data import DatasetConfig
 from rlpipe.data.auto_tokenizer import auto_tokenizer
-from rlpipe.data.chat_template import check_template_arguments, message_list, render_chat
+from rlpipe.data.chat_messages import template_message
+from rlpipe.data.chat_template import check_template_arguments, render_chat
 from rlpipe.data.joined_rows import JoinedRows
 from rlpipe.data.mapped_rows import (
     EncodedRow,
@@ -113,7 +114,8 @@ class PromptEncoder(RowEncoder):
             if not isinstance(prompt, str):
                 raise DataError(f"{row.place}: the prompt is a list of messages; set apply_chat_template to true")
             return prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else message_list(prompt, row.place)
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [template_message(message) for message in given]
         return render_chat(messages, self.tokenizer, row.place, True, self.chat_shown(row))
 
 

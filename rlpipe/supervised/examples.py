@@ -13,10 +13,10 @@ from rlpipe.batching.sequences import TrainingSequence
 from rlpipe.config.data import DatasetConfig
 from rlpipe.config.root import Config
 from rlpipe.config.supervised import SupervisedConfig
+from rlpipe.data.chat_messages import template_message
 from rlpipe.data.chat_template import (
     ChatShown,
     check_template_arguments,
-    message_list,
     render_chat,
     turn_left_out,
 )
@@ -115,9 +115,13 @@ class ConversationEncoder(RowEncoder):
 
     def encode(self, row: Row) -> Sequence[EncodedRow]:
         values: Any = row.values[self.dataset.prompt_column]
+        if isinstance(values, str):
+            raise DataError(
+                f"{row.place}: column {self.dataset.prompt_column!r} is text, and sft.conversations needs messages"
+            )
         shown = [values, row.values[self.dataset.tools_column] if self.dataset.tools_column else None]
         special_text = self.hides and self.special.found_in(shown)
-        messages = message_list(self.special.prepared(values, row.place, self.hides), row.place)
+        messages = [template_message(one) for one in self.special.prepared(values, row.place, self.hides)]
         turns = assistant_turns(messages, self, row.place, self.chat_shown(row))
         return [replace(self._sequence(one, row.place), special_text=special_text) for one in joined_turns(turns)]
 

@@ -150,6 +150,7 @@ def test_a_large_data_set_is_split_by_several_processes_as_a_small_one_is(tmp_pa
         ("qwen2_5", {"messages": _PLAIN, "tools": [{}]}, "has tool 0 without a name"),
         ("qwen2_5", {"messages": [_ASKED, {**_CALLED, "tool_calls": [{}]}]}, r"message 1 whose tool_calls\[0\] is no"),
         ("qwen2_5", {"messages": [_ASKED, {"role": "assistant"}]}, "message 1 whose content is null"),
+        ("qwen2_5", {"messages": "Where?"}, "column 'messages' is text, and sft.conversations needs messages"),
     ],
 )
 def test_what_a_template_would_lose_is_an_error_with_its_place(tmp_path, template, row, error):
