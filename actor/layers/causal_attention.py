@@ -253,7 +253,7 @@ def _causal_in_batches(
     for segment, length in enumerate(lengths):
         if length:
             buckets.setdefault(length.bit_length(), []).append(segment)
-    outputs, positions = [], []
+    outputs, rows_of_outputs = [], []
     for members in buckets.values():
         longest = max(lengths[segment] for segment in members)
         starts = torch.tensor([segments.ends[segment] for segment in members], device=query.device)
@@ -261,12 +261,51 @@ def _causal_in_batches(
         offsets = torch.arange(longest, device=query.device)
         real = offsets < sizes[:, None]
         rows = torch.where(real, starts[:, None] + offsets, 0)
-        q, k, v = (x[rows].transpose(1, 2) for x in (query, key, value))
+        places = real.flatten().nonzero()[:, 0]
+        q, k, v = (_Padded.apply(x, rows, places).transpose(1, 2) for x in (query, key, value))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        outputs.append(out.transpose(1, 2)[real])
-        positions.append(rows[real])
-    order = torch.cat(positions).argsort()
-    return torch.cat(outputs)[order]
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+        rows_of_outputs.append((rows[real], places))
+    return _Joined.apply(rows_of_outputs, *outputs)
+
+
+class _Padded(torch.autograd.Function):
+    """Rows of `x` [t, heads, d] at `rows` [segments, longest]. `places`: of its elements that are no padding, which has
+    no gradient. Whole rows are copied in both directions; the gradient of an index adds up element by element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows.flatten()[places], places)
+        ctx.shape = x.shape
+        return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        rows, places = ctx.saved_tensors
+        real = gradients[0].flatten(0, 1).index_select(0, places)
+        return real.new_zeros(ctx.shape).index_copy_(0, rows, real), None, None
+
+
+class _Joined(torch.autograd.Function):
+    """The padded `outputs` [rows, heads, d] of all batches as the rows of a pack, each but for its padding: for each
+    batch its rows of the pack, and which of its own they are."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: list[tuple[torch.Tensor, torch.Tensor]], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.rows, ctx.sizes = rows, [len(out) for out in outputs]
+        whole = outputs[0].new_empty(sum(len(pack) for pack, _ in rows), *outputs[0].shape[1:])
+        for (of_pack, own), out in zip(rows, outputs, strict=True):
+            whole.index_copy_(0, of_pack, out.index_select(0, own))
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        whole = gradients[0]
+        parts = (
+            whole.new_zeros(size, *whole.shape[1:]).index_copy_(0, own, whole.index_select(0, of_pack))
+            for (of_pack, own), size in zip(ctx.rows, ctx.sizes, strict=True)
+        )
+        return None, *parts
 
 
 def _bottom_right_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:

@@ -21,6 +21,7 @@ from actor.layers.context_parallel import HeadsToTokens, TokensToHeads
 from actor.layers.fusion import computed_by
 from actor.layers.gdn_kernels import GdnKernels, load_kernels
 from actor.layers.lora import LoraColumnLinear, LoraRowLinear
+from actor.layers.norm import RmsNorm
 from actor.layers.packed import PackedSequences
 from rlpipe.model.description import GatedDeltaNetSizes
 from rlpipe.shared.replaced_parts import relies_on
@@ -60,7 +61,7 @@ class GatedNorm(torch.nn.Module):
 @computed_by(_KERNELS)
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x / rms(x) x weight x silu(gate) over the last dimension. x, gate: [t, heads, width]."""
-    normed = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon)
+    normed = RmsNorm.of(x.float(), weight.float(), epsilon)
     return (normed * F.silu(gate.float())).to(x.dtype)
 
 

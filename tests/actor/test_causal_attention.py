@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.layers.causal_attention import Heads, LongShapes, long_lengths, on_backward_thread, segment_runs
+from actor.layers.causal_attention import (
+    Heads,
+    LongShapes,
+    Segments,
+    causal_attention,
+    long_lengths,
+    on_backward_thread,
+    segment_runs,
+)
 from actor.layers.cudnn_attention import Cut, rounded_length
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 300), st.integers(2900, 9000)), min_size=1, max_size=20)
@@ -30,6 +38,35 @@ def test_runs_cover_every_segment_once_in_order(lengths):
     short = [max(lengths[first:last]) < 3000 for first, last in runs]
     assert not any(one and other for one, other in pairwise(short))
     assert all(last - first == 1 for (first, last), one in zip(runs, short, strict=True) if not one)
+
+
+@pytest.mark.parametrize("lengths", [[7], [3, 1, 40, 0, 33, 5, 64, 1], [2] * 9])
+def test_segments_padded_to_one_length_attend_as_each_alone(lengths):
+    generator = torch.Generator().manual_seed(0)
+    tokens, heads, groups, channels = sum(lengths), 4, 2, 16
+    inputs = [
+        torch.randn(tokens, count, channels, generator=generator, requires_grad=True)
+        for count in (heads, groups, groups)
+    ]
+    gradient = torch.randn(tokens, heads, channels, generator=generator)
+    segments = Segments(_ends(lengths), torch.tensor(_ends(lengths), dtype=torch.int32))
+    attended = causal_attention(*inputs, segments, segments, channels**-0.5)
+    found = torch.autograd.grad(attended, inputs, gradient)
+
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    alone = torch.cat([_attended_alone(*parts) for parts in zip(*(one.split(lengths) for one in wide), strict=True)])
+    expected = torch.autograd.grad(alone, wide, gradient.double())
+    torch.testing.assert_close(attended.double(), alone, atol=2e-6, rtol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
+
+
+def _attended_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """By the definition, head by head."""
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
+    later = torch.ones(len(query), len(key)).triu(1).bool()
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(later, -torch.inf).softmax(-1), value)
 
 
 @given(st.integers(1, 300_000))
