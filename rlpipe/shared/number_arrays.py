@@ -55,7 +55,8 @@ class NumberArray(Sequence[Number], Generic[Number]):
         return made
 
     @classmethod
-    def _of_bytes(cls, content: bytes) -> Self:
+    def of_bytes(cls, content: bytes) -> Self:
+        """Of the memory of another one."""
         made = cls._around(np.frombuffer(content, cls.dtype))
         made.content = content
         return made
@@ -66,7 +67,8 @@ class NumberArray(Sequence[Number], Generic[Number]):
         self.content: Any = array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._of_bytes, (bytes(self.content),)
+        # Not a method: Ray's pickler would write its code, which takes ten times as long as the numbers.
+        return _of_bytes, (type(self), bytes(self.content))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.array, dtype, copy=copy) if copy else np.asarray(self.array, dtype)
@@ -113,6 +115,10 @@ class NumberArray(Sequence[Number], Generic[Number]):
         if first == () or second == ():
             return cls.of(first if second == () else second)
         return cls._around(np.concatenate((cls.of(first).array, cls.of(second).array)))
+
+
+def _of_bytes(kind: type[NumberArray[Any]], content: bytes) -> NumberArray[Any]:
+    return kind.of_bytes(content)
 
 
 class TokenIds(NumberArray[int]):

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import ray.cloudpickle as cloudpickle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,12 @@ def test_nothing_is_changed_on_the_way_or_afterwards():
 def test_a_million_entries_take_their_bytes():
     assert len(pickle.dumps(TokenIds.filled(5, 2**20))) < 2**22 + 200
     assert len(pickle.dumps(LossMask.filled(1, 2**20)[:1024])) < 1300
+
+
+@pytest.mark.parametrize("kept", [TokenIds((1, 2)), Logprobs((-0.5,)), LossMask((1, 0, 1))])
+def test_ray_writes_numbers_and_no_code(kept):
+    written = cloudpickle.dumps(kept)
+    assert pickle.loads(written) == kept and len(written) < len(pickle.dumps(kept)) + 50
 
 
 def test_ones_of_a_mask_are_counted():
