@@ -2,10 +2,11 @@
 
     python benchmarks/driver_scale.py [--samples 65536 262144 1048576] [--response-tokens 32]
 
-Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with pickled
-responses made before, graders are left out, a buffer of this process stands for Ray's store, and GPUs are logical
-resources of a local Ray cluster. So the seconds are those in which the driver is busy: those of the rollout pass beside
-the engines' own, those of metrics beside the actor's, for the others GPUs wait. Each size runs in a process of its own.
+Everything the driver does is real. What it talks to is not: engines are stand-ins that answer at once with responses
+made before, both ways by Ray's pickler, graders are left out, a buffer of this process stands for Ray's store, and GPUs
+are logical resources of a local Ray cluster. So the seconds are those in which the driver is busy: those of the rollout
+pass beside the engines' own, those of metrics beside the actor's, for the others GPUs wait. Each size runs in a process
+of its own.
 
 "us a sample" has to stay the same as samples grow. A response here is short, so that a million of them fit into memory;
 what each further token of it costs tells what responses as long as the recipe allows cost, beside the seconds that
@@ -27,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import ray.cloudpickle as cloudpickle
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -145,7 +147,7 @@ def iteration(samples: int, response_tokens: int) -> dict[str, float]:
     """Seconds of each part of the driver's work, and the bytes at the peak of computing metrics."""
     config = recipe(samples, [f"rollout.max_response_tokens={response_tokens}"])
     layout, limits = ActorLayout.of(config.actor), PackLimits.training(config.actor)
-    answers = [pickle.dumps(response(place, response_tokens)) for place in range(AT_ONCE)]
+    answers = [cloudpickle.dumps(response(place, response_tokens)) for place in range(AT_ONCE)]
     clock = Clock()
     batch, clock.seconds["look"] = asyncio.run(generated(config, samples, answers))
     clock.lap("rollout")
@@ -174,10 +176,10 @@ def iteration(samples: int, response_tokens: int) -> dict[str, float]:
 
 
 def store(rank: Sequence[Sequence[PackFrame]], into: bytearray = bytearray()) -> int:
-    """The bytes that Ray's store takes of a data-parallel rank's packs: what pickle makes of them and, copied into
-    memory that is there, their arrays."""
+    """The bytes that Ray's store takes of a data-parallel rank's packs: what its pickler makes of them and, copied
+    into memory that is there, their arrays."""
     arrays: list[pickle.PickleBuffer] = []
-    size = len(pickle.dumps(rank, protocol=5, buffer_callback=arrays.append))
+    size = len(cloudpickle.dumps(rank, protocol=5, buffer_callback=arrays.append))
     for array in arrays:
         content = array.raw()
         if len(into) < content.nbytes:
@@ -249,6 +251,7 @@ def stand_in_engine(index: int, answers: Sequence[bytes]) -> RunningEngine:
         return [replace(one, request_id=request.request_id) for one, request in zip(arrived, batch, strict=True)]
 
     async def stream(batch: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
+        cloudpickle.dumps(batch, protocol=5)
         for begin in range(0, len(batch), AT_ONCE):
             yield answer(batch[begin : begin + AT_ONCE])
 
