@@ -54,20 +54,13 @@ class NumberArray(Sequence[Number], Generic[Number]):
         made._take(array)
         return made
 
-    @classmethod
-    def of_bytes(cls, content: bytes) -> Self:
-        """Of the memory of another one."""
-        made = cls._around(np.frombuffer(content, cls.dtype))
-        made.content = content
-        return made
-
     def _take(self, array: NDArray[Any]) -> None:
         array.flags.writeable = False
         self.array = array
         self.content: Any = array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not a method: Ray's pickler would write its code, which takes ten times as long as the numbers.
+        # Not a method: Ray's pickler would write its code, which takes eight times as long as the numbers.
         return _of_bytes, (type(self), bytes(self.content))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -118,7 +111,9 @@ class NumberArray(Sequence[Number], Generic[Number]):
 
 
 def _of_bytes(kind: type[NumberArray[Any]], content: bytes) -> NumberArray[Any]:
-    return kind.of_bytes(content)
+    made = kind._around(np.frombuffer(content, kind.dtype))
+    made.content = content
+    return made
 
 
 class TokenIds(NumberArray[int]):

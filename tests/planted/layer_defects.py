@@ -56,7 +56,7 @@ LAYERS = [
         "tokens travel with the code of the method that makes them again",
         "rlpipe/shared/number_arrays.py",
         "return _of_bytes, (type(self), bytes(self.content))",
-        "return self.of_bytes, (bytes(self.content),)",
+        "return self._around, (self.array,)",
         "rlpipe/test_number_arrays.py::test_ray_writes_numbers_and_no_code",
     ),
     Defect(
