@@ -21,13 +21,15 @@ shellcheck scripts/*.sh scripts/slurm.sbatch docker/*.sh tests/launch/*.sh .ci/r
 yamllint --strict .
 hadolint docker/Dockerfile.cpu docker/Dockerfile.gpu
 
+# One more than processors of the smallest machine: a test waits for something, an engine's start or a time limit, in a
+# sixth of its time.
 if [ -z "$slow" ]; then
-  exec python -m pytest -m "not slow and not alone" --numprocesses 2 --no-loadscope-reorder "$@"
+  exec python -m pytest -m "not slow and not alone" --numprocesses 3 --no-loadscope-reorder "$@"
 fi
 # The second part looks at the whole machine, so it runs when nothing else does. Either may have nothing to run.
 empty=0
 run_tests() { python -m pytest "$@" || { [ $? -eq 5 ] && empty=$((empty + 1)); }; }
-run_tests -m "not alone" --numprocesses 2 --no-loadscope-reorder "$@"
+run_tests -m "not alone" --numprocesses 3 --no-loadscope-reorder "$@"
 run_tests -m alone "$@"
 if [ "$empty" -eq 2 ]; then
   echo "test: no test was selected" >&2
