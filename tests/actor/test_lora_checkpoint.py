@@ -47,17 +47,20 @@ def _assert_exact(found):
         assert resumed == unbroken, what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["float32", "bfloat16", "dropout"])
 def test_continuing_from_a_checkpoint_gives_the_same_bits(single, case):
     _assert_exact(single[case])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_adapters_alone(single):
     names = [name for name in single["names"] if "." in name]
     assert any(name.startswith("optimizer.") for name in names) and any(".experts.lora2.b" in name for name in names)
     assert [name for name in names if ".lora" not in name] == []
 
 
+@pytest.mark.slow
 def test_adapters_of_other_settings_and_other_models_are_refused(single):
     rank, full, other = single["refused"]
     assert "saved with lora = " in rank and "leave actor.lora as in the run" in rank
@@ -65,10 +68,12 @@ def test_adapters_of_other_settings_and_other_models_are_refused(single):
     assert "saved with base = " in other and "leave the weights in model.path as in the run" in other
 
 
+@pytest.mark.slow
 def test_a_thousand_updates_leave_no_trace(single):
     assert single["updates"] == {"moved": 1000, "same": True, "same_base": True}
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_model_without_adapters(single):
     found = single["reference"]
     assert found["moved"] and found["is_base"] and found["unharmed"] and found["follows"]
@@ -86,6 +91,7 @@ def _assert_sent(found):
     }
 
 
+@pytest.mark.slow
 def test_engines_get_the_factors_of_the_file_and_zeros_beside_them(single):
     _assert_sent(single["sent"])
 

@@ -7,6 +7,8 @@ from lora_support import LoraCase, peft_model
 from model_support import DENSE, GDN_MOE, MOE, in_worker, write_checkpoint
 from train_support import make_pack, run_processes
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [[12, 20, 8], [16, 4, 28], [5, 30], [70, 3]]
 PACKS = [make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
@@ -111,13 +113,11 @@ def test_two_processes_train_as_one(two, single, name, layout):
     _assert_equal(two[name, layout], single[name, "1"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), _cases(MORE))
 def test_two_processes_of_other_layouts_train_as_one(more, single, name, layout):
     _assert_equal(more[name, layout], single[name, "1"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), _cases(FOUR))
 def test_four_processes_train_as_one(four, single, name, layout):
     _assert_equal(four[name, layout], single[name, "1"])

@@ -109,6 +109,7 @@ def test_two_processes_train_as_one(two, single, model, layout):
     _assert_equal(two[model, layout], single[model, "1_mtp" if model == "mtp" else "1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "layout"), _cases(FOUR))
 def test_four_processes_train_as_one(four, single, model, layout):
     _assert_equal(four[model, layout], single[model, "1"])
