@@ -162,7 +162,7 @@ async def agent(task: AgentTask, turns: int) -> float:
     async with task.client() as client:
         messages = [{"role": "system", "content": _SYSTEM}, *task.messages]
         for _ in range(turns):
-            answer = await client.chat.completions.create(model=task.model, messages=messages, tools=_TOOLS)
+            answer = await client.chat.completions.create(model=task.model, messages=messages, tools=_TOOLS)  # type: ignore[arg-type]
             message = answer.choices[0].message
             call = (message.tool_calls or [])[0]
             messages += [
