@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception, stop_after_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
 
 from rlpipe.config.root import Config
 from rlpipe.shared.bytecode import bytecode_environment
@@ -54,12 +54,25 @@ relies_on(
     why="Ray reports processes of its own that are slow to start as a bare Exception; only its text tells",
     drop_when="it raises an exception of its own",
 )
+relies_on(
+    "ray._private.worker:init",
+    texts=("raise ConnectionError(", ") from e"),
+    why="what a head answered, or that it did not, is only in the cause of a ConnectionError",
+    drop_when="a head that is not ready has an exception of its own",
+)
+relies_on(
+    "ray._private.node:Node._init_gcs_client",
+    texts=("Last connection error: {last_ex}",),
+    why="a token that a head refuses is only in the last line of a traceback, in a text",
+    drop_when="it raises what the head answered",
+)
 
 _CONNECT_SECONDS = 10.0
 _NODES_POLL_SECONDS = 0.5
 _INIT_GRACE_SECONDS = 20.0
 _OBITUARIES = ("Raylet is terminated", "has been marked dead", "A worker died or was killed")
 _AUTH_MODE = "RAY_AUTH_MODE"
+_REFUSED = "InvalidAuthToken"
 
 
 @contextmanager
@@ -102,16 +115,34 @@ def _hold_or_tell() -> None:
 
 def _join_or_start(config: Config, known: Collection[int]) -> None:
     try:
-        if config.ray.address:
-            _init_ray(config, known, address=config.ray.address)
-        else:
-            _start_ray(config, known)
+        (_join_ray if config.ray.address else _start_ray)(config, known)
     except Exception as error:
         if not isinstance(error, (ConnectionError, ValueError, RuntimeError)) and not _is_slow_start(error):
             raise
-        first = str(error).splitlines()[0]
-        where = f"at {config.ray.address}" if config.ray.address else "on this machine"
-        raise ResourceError(f"ray: no cluster {where}: {first}; check ray.address") from None
+        if not config.ray.address:
+            fix = "free memory and processors, or raise deadlines.start_seconds"
+            raise ResourceError(f"ray: no cluster on this machine: {_first_line(error)}; {fix}") from None
+        fix = "check ray.address"
+        if _is_refused(error):
+            fix = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as its head has them"
+        raise ResourceError(f"ray: no cluster at {config.ray.address}: {_answer(error)}; {fix}") from None
+
+
+def _join_ray(config: Config, known: Collection[int]) -> None:
+    """The port of a head is open before its raylet is there, on a busy host for minutes."""
+    attempts = Retrying(
+        retry=retry_if_exception(_is_slow_head),
+        stop=stop_after_delay(config.deadlines.start_seconds),
+        before_sleep=functools.partial(_tell_attempt, config.deadlines.start_seconds),
+        reraise=True,
+    )
+    attempts(_init_ray, config, known, address=config.ray.address)
+
+
+def _tell_attempt(limit_seconds: float, attempt: RetryCallState) -> None:
+    error = attempt.outcome.exception() if attempt.outcome else None
+    passed = f"{attempt.seconds_since_start or 0:.0f} of {limit_seconds:g} seconds have passed"
+    print(f"ray: {_answer(error)}; trying again, {passed}", file=sys.stderr, flush=True)
 
 
 def _start_ray(config: Config, known: Collection[int]) -> None:
@@ -177,7 +208,7 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
     import ray
 
     limit_seconds = 2 * config.deadlines.start_seconds
-    give_up = functools.partial(_give_up_start, limit_seconds, known)
+    give_up = functools.partial(_give_up_start, limit_seconds, config.ray.address, known)
     environment = (bytecode_environment() if config.ray.address else {}) | config.ray.environment
     try:
         with _own_signal_handlers(), finishing(_INIT_GRACE_SECONDS), if_longer_than(limit_seconds, give_up):
@@ -197,16 +228,15 @@ def _init_ray(config: Config, known: Collection[int], **where: Any) -> None:
     raise_if_requested()
 
 
-def _give_up_start(seconds: float, known: Collection[int]) -> None:
+def _give_up_start(seconds: float, address: str | None, known: Collection[int]) -> None:
     """End this process: Ray's library waits without end, and takes no exception, for a raylet that is there and does
     not answer. Ray's own deadlines are shorter where it keeps them (`_patience`)."""
     end_descendants(known, term_seconds=0)
     load = os.getloadavg()[0]
-    leave(
-        EXIT_CODE,
-        f"error: ray: it started on this machine and did not answer within {seconds:g} seconds (load {load:.0f}); "
-        "free memory and processors, or raise deadlines.start_seconds",
-    )
+    where, fix = "it started on this machine", "free memory and processors, or raise deadlines.start_seconds"
+    if address:
+        where, fix = f"the head at {address} takes connections", "look at the log of that head, or check ray.address"
+    leave(EXIT_CODE, f"error: ray: {where} and did not answer within {seconds:g} seconds (load {load:.0f}); {fix}")
 
 
 @contextmanager
@@ -253,6 +283,25 @@ def _without_obituaries() -> None:
 def _is_slow_start(error: BaseException) -> bool:
     """Ray reports processes of its own that are slow to start as a bare Exception."""
     return type(error) is Exception and "timed out during startup" in str(error)
+
+
+def _is_slow_head(error: BaseException) -> bool:
+    """Without a cause, `ray.init` did not ask a head: it found none, or was told something that it cannot do."""
+    return isinstance(error, ConnectionError) and error.__cause__ is not None and not _is_refused(error)
+
+
+def _is_refused(error: BaseException) -> bool:
+    return _REFUSED in str(error.__cause__)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def _answer(error: BaseException | None) -> str:
+    """What a head answered to `ray.init`, without the traceback that Ray puts before it."""
+    cause = next(reversed(str(error.__cause__).splitlines()), "") if error and error.__cause__ else ""
+    return ": ".join(filter(None, (_first_line(error), cause.split(". ")[0])))
 
 
 def _wait_for_nodes(wanted: int, deadline_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Defects of adapters, of Gated DeltaNet, of states in host memory and of what is sent."""
+"""Defects of adapters, of Gated DeltaNet, of states in host memory, of what is sent and of joining a cluster."""
 
 from planting import Defect
 
@@ -51,6 +51,20 @@ LAYERS = [
         "            whole.index_copy_(0, of_pack, out.index_select(0, own))",
         "            whole.index_copy_(0, of_pack.flip(0), out.index_select(0, own))",
         "actor/test_causal_attention.py::test_segments_padded_to_one_length_attend_as_each_alone",
+    ),
+    Defect(
+        "a head that is slow to start is asked once",
+        "rlpipe/training/ray_cluster.py",
+        "error.__cause__ is not None and not _is_refused(error)",
+        "error.__cause__ is None and not _is_refused(error)",
+        "rlpipe/test_ray_join.py::test_a_head_whose_raylet_comes_late_is_joined",
+    ),
+    Defect(
+        "a head that refuses a token is asked again",
+        "rlpipe/training/ray_cluster.py",
+        "return _REFUSED in str(error.__cause__)",
+        "return _REFUSED in str(error)",
+        "rlpipe/test_ray_join.py::test_a_head_that_refuses_a_token_is_told_as_such",
     ),
     Defect(
         "tokens travel with the code of the method that makes them again",
