@@ -1,5 +1,6 @@
 """Where and in which order tests run, if pytest has several workers (tests/suite_parts.py), too."""
 
+import gc
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,17 @@ def _shuffle(items: list[pytest.Item], numbers: random.Random) -> None:
     numbers.shuffle(files)
     numbers.shuffle(items)
     items.sort(key=lambda item: files.index(item.nodeid.split("::")[0]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Modules and tests stay to the end: the collector need not walk through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

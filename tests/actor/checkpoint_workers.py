@@ -4,6 +4,7 @@ import random
 import resource
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,50 +31,63 @@ FIRST_HALF = r"embed_tokens|layers\.[01]\."
 SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1, decay_steps=9, weight_decay=0.1)
 
 
-def all_single_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Path) -> dict[str, Any]:
+def all_single_process_cases(
+    rank: int, count: int, paths: dict[str, Path], folder: Path, chosen: set[str]
+) -> dict[str, Any]:
+    """Of those that continue, the chosen ones."""
     dense, half = paths["dense"], SCHEDULE.model_copy(update={"moments_dtype": "bfloat16"})
     offload = SCHEDULE.model_copy(update={"cpu_offload_fraction": 0.5})
-    with streamed_states():
-        streamed = save_and_continue(paths["moe"], folder / "streamed", 2, dtype="bfloat16", optimizer=half)
-    return {
-        "streamed": streamed,
-        "float32": save_and_continue(dense, folder / "a", steps_before=2, reference=True),
-        "bfloat16": save_and_continue(paths["moe"], folder / "b", 2, dtype="bfloat16", optimizer=half),
-        "frozen": save_and_continue(dense, folder / "d", 2, frozen_parameters=["embed_tokens"], reference=True),
-        "first": save_and_continue(dense, folder / "e", steps_before=0, optimizer=offload),
-        "dense_hybrid": save_and_continue(paths["gdn"], folder / "h", 2, reference=True),
-        "only_experts": save_and_continue(paths["moe"], folder / "i", 2, frozen_parameters=[NO_EXPERT]),
-        "damaged": damaged_checkpoints(paths, folder / "f"),
-        "full_disk": full_disk(dense, folder / "g"),
+    continued: dict[str, tuple[Path, int, dict[str, Any]]] = {
+        "streamed": (paths["moe"], 2, {"dtype": "bfloat16", "optimizer": half}),
+        "float32": (dense, 2, {"reference": True}),
+        "bfloat16": (paths["moe"], 2, {"dtype": "bfloat16", "optimizer": half}),
+        "frozen": (dense, 2, {"frozen_parameters": ["embed_tokens"], "reference": True}),
+        "first": (dense, 0, {"optimizer": offload}),
+        "dense_hybrid": (paths["gdn"], 2, {"reference": True}),
+        "only_experts": (paths["moe"], 2, {"frozen_parameters": [NO_EXPERT]}),
+    }
+    found = {}
+    for name in sorted(chosen & continued.keys()):
+        path, steps_before, options = continued[name]
+        with streamed_states() if name == "streamed" else nullcontext():
+            found[name] = save_and_continue(path, folder / name, steps_before, **options)
+    return found | {
+        "damaged": damaged_checkpoints(paths, folder / "damaged"),
+        "full_disk": full_disk(dense, folder / "full_disk"),
     }
 
 
-def all_two_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Path) -> dict[str, Any]:
-    sharded = {"tensor": 2, "sequence": True}
-    return {
-        "dp2_moe_ep2": save_and_continue(paths["moe"], folder / "a", 2, count, parallel={"expert": 2}),
-        "pp2_vpp2": save_and_continue(
-            paths["dense"], folder / "b", 2, count, parallel={"pipeline": 2, "virtual_pipeline": 2}, reference=True
-        ),
-        "pp2_frozen_stage": save_and_continue(
-            paths["dense"], folder / "h", 2, count, parallel={"pipeline": 2}, frozen_parameters=[FIRST_HALF]
-        ),
-        "dp2_one_norm": save_and_continue(
-            paths["dense"], folder / "i", 2, count, frozen_parameters=[r"^(?!model\.norm)"]
-        ),
-        "pp2_vpp2_few_experts": save_and_continue(
-            paths["few_experts"], folder / "j", 2, count, parallel={"pipeline": 2, "virtual_pipeline": 2}
-        ),
-        "dense_hybrid_pp2_to_tp2": reshard(paths["gdn"], folder / "k", {"pipeline": 2}, {"tensor": 2}),
-        "only_experts_ep2_to_pp2": reshard(
-            paths["moe"], folder / "l", {"expert": 2}, {"pipeline": 2}, frozen_parameters=[NO_EXPERT]
-        ),
-        "one_damaged_file": one_damaged_file(rank, paths["dense"], folder / "m"),
+def all_two_process_cases(
+    rank: int, count: int, paths: dict[str, Path], folder: Path, chosen: set[str]
+) -> dict[str, Any]:
+    """Of those that continue or load under another layout, the chosen ones."""
+    in_turns = {"pipeline": 2, "virtual_pipeline": 2}
+    continued: dict[str, tuple[Path, dict[str, Any]]] = {
+        "dp2_moe_ep2": (paths["moe"], {"parallel": {"expert": 2}}),
+        "pp2_vpp2": (paths["dense"], {"parallel": in_turns, "reference": True}),
+        "pp2_frozen_stage": (paths["dense"], {"parallel": {"pipeline": 2}, "frozen_parameters": [FIRST_HALF]}),
+        "dp2_one_norm": (paths["dense"], {"frozen_parameters": [r"^(?!model\.norm)"]}),
+        "pp2_vpp2_few_experts": (paths["few_experts"], {"parallel": in_turns}),
+    }
+    only_experts = {"frozen_parameters": [NO_EXPERT]}
+    resharded: dict[str, tuple[Path, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+        "dense_hybrid_pp2_to_tp2": (paths["gdn"], {"pipeline": 2}, {"tensor": 2}, {}),
+        "only_experts_ep2_to_pp2": (paths["moe"], {"expert": 2}, {"pipeline": 2}, only_experts),
+        "dp2_to_tp2_sp": (paths["uneven"], {}, {"tensor": 2, "sequence": True}, {}),
+        "tp2_to_pp2": (paths["dense"], {"tensor": 2}, {"pipeline": 2}, {}),
+        "moe_ep2_to_dp2": (paths["moe"], {"expert": 2}, {}, {}),
+        "moe_dp2_to_cp2": (paths["uneven_moe"], {}, {"context": 2}, {}),
+    }
+    found: dict[str, Any] = {}
+    for name in sorted(chosen & continued.keys()):  # by all ranks in one order
+        path, options = continued[name]
+        found[name] = save_and_continue(path, folder / name, 2, count, **options)
+    for name in sorted(chosen & resharded.keys()):
+        path, before, after, options = resharded[name]
+        found[name] = reshard(path, folder / name, before, after, **options)
+    return found | {
+        "one_damaged_file": one_damaged_file(rank, paths["dense"], folder / "one_damaged_file"),
         "uneven": [len(rows_in_parts(trainer(paths[name], 2))) for name in ("uneven", "uneven_moe")],
-        "dp2_to_tp2_sp": reshard(paths["uneven"], folder / "c", {}, sharded),
-        "tp2_to_pp2": reshard(paths["dense"], folder / "d", {"tensor": 2}, {"pipeline": 2}),
-        "moe_ep2_to_dp2": reshard(paths["moe"], folder / "f", {"expert": 2}, {}),
-        "moe_dp2_to_cp2": reshard(paths["uneven_moe"], folder / "g", {}, {"context": 2}),
     }
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from chosen_cases import chosen, slow
 from model_support import GDN_MOE, add_mtp, read_tensors, wrap_in_vision_language, write_checkpoint
 from train_support import in_module_worker, run_processes, write_policy
 
@@ -53,7 +54,7 @@ def sources(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def saved(sources, tmp_path_factory):
+def saved(sources, tmp_path_factory, request):
     """Checkpoint, live policy and export of each case."""
     folder = tmp_path_factory.mktemp("saved")
     cases = {
@@ -62,6 +63,7 @@ def saved(sources, tmp_path_factory):
             {"parallel": layout, "train_mtp": name == "wrapped_mtp", "dtype": DTYPES.get(name, "float32")},
         )
         for name, layout in LAYOUTS.items()
+        if (name,) in chosen(request, "case")
     }
     run_processes(2, in_module_worker, "checkpoint_workers", "save_for_export", cases, folder)
     code = ["from pathlib import Path", "from actor.checkpoint_policy import export_checkpoint"]
@@ -78,7 +80,7 @@ def saved(sources, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", ["dense", "wrapped_mtp", *slow(["tied", "moe", "wrapped"])])
 def test_an_export_has_the_bits_of_the_live_policy(saved, sources, case):
     live, exported, source = (
         read_tensors(path) for path in (saved / case / "live", saved / case / "out", sources[case])
@@ -90,14 +92,14 @@ def test_an_export_has_the_bits_of_the_live_policy(saved, sources, case):
     assert any(name.startswith("mtp.") for name in trained) == (case == "wrapped_mtp")
 
 
-@pytest.mark.parametrize("case", ["dense", "moe", "wrapped_mtp"])
+@pytest.mark.parametrize("case", ["dense", "wrapped_mtp", *slow(["moe"])])
 def test_names_are_those_that_vllm_loads(saved, case):
     (architecture,) = json.loads((saved / case / "out/config.json").read_text())["architectures"]
     names = read_tensors(saved / case / "out")
     assert [name for name in names if not re.fullmatch(_VLLM[architecture], name)] == []
 
 
-@pytest.mark.parametrize("case", ["tied", "moe", "wrapped_mtp"])
+@pytest.mark.parametrize("case", ["wrapped_mtp", *slow(["tied", "moe"])])
 def test_transformers_finds_every_weight(saved, case):
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -109,20 +111,22 @@ def test_transformers_finds_every_weight(saved, case):
     assert all(name.startswith("mtp.") for name in report["unexpected_keys"])
 
 
-def test_what_belongs_to_a_model_goes_with_it(saved):
-    folder = saved / "dense/out"
+@pytest.mark.parametrize("case", ["dense"])
+def test_what_belongs_to_a_model_goes_with_it(saved, case):
+    folder = saved / case / "out"
     assert (folder / "additional_chat_templates/tools.jinja").read_text() == "{{ tools }}"
     assert (folder / "generation_config.json").exists()
     assert (folder / "README.md").read_text() == "card"
     assert PolicyFacts.read(folder) == PolicyFacts("r", 2, {"eval/a/accuracy": 0.5}, "card")
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}
     assert set(modes.values()) == {modes["config.json"]}
-    assert not [path for path in (saved / "dense").iterdir() if path.name.startswith(".")]
+    assert not [path for path in (saved / case).iterdir() if path.name.startswith(".")]
 
 
-def test_config_tells_the_dtype_of_the_weights(saved):
-    for case, dtype in (("tied", "bfloat16"), ("wrapped", "float32")):
-        config = json.loads((saved / case / "out/config.json").read_text())
-        assert config.get("dtype", config.get("text_config", {}).get("dtype")) == dtype
-        tensors = read_tensors(saved / case / "out")
-        assert {str(tensor.dtype) for name, tensor in tensors.items()} == {f"torch.{dtype}"}
+@pytest.mark.parametrize("case", ["wrapped_mtp", *slow(["tied"])])
+def test_config_tells_the_dtype_of_the_weights(saved, case):
+    dtype = DTYPES.get(case, "float32")
+    config = json.loads((saved / case / "out/config.json").read_text())
+    assert config.get("dtype", config.get("text_config", {}).get("dtype")) == dtype
+    tensors = read_tensors(saved / case / "out")
+    assert {str(tensor.dtype) for name, tensor in tensors.items()} == {f"torch.{dtype}"}

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from chosen_cases import chosen
 from model_support import DENSE, GDN, GDN_MOE, MOE, TinyModel, add_mtp, in_worker, mtp_answer, write_checkpoint
 from train_support import make_pack, run_processes
 
@@ -53,10 +54,9 @@ def _cases(layouts: Layouts) -> list[Any]:
     ]
 
 
-def _selected(layouts: Layouts, request: pytest.FixtureRequest, test: str) -> Layouts:
-    """Those of `test` that are to run, with their models."""
-    items = [item for item in request.session.items if item.nodeid.startswith(f"{request.node.nodeid}::{test}[")]
-    wanted = {(item.callspec.params["layout"], item.callspec.params["model"]) for item in items}
+def _selected(layouts: Layouts, request: pytest.FixtureRequest) -> Layouts:
+    """Those that are to run, with their models."""
+    wanted = chosen(request, "layout", "model")
     return {
         name: (found, options)
         for name, (models, options) in layouts.items()
@@ -86,12 +86,12 @@ def single(paths):
 
 @pytest.fixture(scope="module")
 def two(paths, request):
-    return _run(2, _selected(TWO, request, "test_two_processes_train_as_one"), paths)
+    return _run(2, _selected(TWO, request), paths)
 
 
 @pytest.fixture(scope="module")
 def four(paths, request):
-    return _run(4, _selected(FOUR, request, "test_four_processes_train_as_one"), paths)
+    return _run(4, _selected(FOUR, request), paths)
 
 
 def _assert_equal(answers: list[Any], reference: list[Any]) -> None:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from actor.losses.correction import correct_mismatch
 from actor.losses.objective import objective
@@ -45,6 +44,8 @@ def batch(seed: int) -> dict[str, torch.Tensor]:
 
 
 def trl_loss(data: dict[str, torch.Tensor], **settings) -> tuple[float, torch.Tensor]:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
     new = data["new"].clone().requires_grad_()
     options = dict(
         loss_type="grpo",

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 
-import anthropic
 import pytest
 from agent_support import serving
 from random_policy_engine import assert_trained_once_as_sampled
@@ -22,6 +21,7 @@ QUESTION = {"role": "user", "content": "x"}
 
 def served(policy, use, counts=None):
     """What `use` of a client, of its episode and of nothing else gives."""
+    import anthropic
 
     async def run():
         async with serving(policy.tokenizer, policy, counts=counts) as open_episode:
@@ -64,6 +64,8 @@ def test_a_dialogue_with_a_tool_is_one_sample_of_what_was_written(tokenizer):
 
 
 def test_tokens_are_counted_as_the_next_request_has_them_and_leave_no_trace(tokenizer):
+    import anthropic
+
     policy, counts = said(f"<think>Well, well.</think>{CALL}", "ten")(tokenizer), Counter()
 
     async def use(messages, episode):
@@ -144,6 +146,8 @@ REFUSED = [
 
 
 def test_what_cannot_be_served_is_refused_in_anthropic_s_form_and_counted(tokenizer):
+    import anthropic
+
     counts = Counter()
 
     async def use(messages, episode):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from importlib.util import find_spec
 
 import pytest
 from scripted_policy import ScriptedPolicy, text_of, trained_text
@@ -16,7 +17,7 @@ from rlpipe.shared.sample import Prompt
 from rollout.partial_response import PartialResponse
 from rollout.requests import SamplingParameters
 
-pytest.importorskip("verifiers")
+pytestmark = pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed")
 GAME = "verifiers_game:load_environment"
 
 

@@ -3,20 +3,21 @@
 import re
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rlpipe.cli import app
-from rlpipe.commands.cards.card_files import card_states, read_cards
+from rlpipe.commands.cards.card_files import CardState, card_states, read_cards
 from rlpipe.commands.cards.code_digest import digest_at, present_digest
 from rlpipe.commands.cards.record_file import Record, read_record, write_record
 from rlpipe.shared.errors import ConfigError, DataError
 from rlpipe.shared.project_files import CONFIGS
 
 PROJECT = Path(__file__).parents[2]
-STATES = {state.name: state for state in card_states()}
+CARDS = read_cards()
 WRITTEN = {"configuration.md", "metrics.md", "upgrading.md", "recipes.md", "performance.md", "cards.md"}
 RECORD = Record("speed", "python speed.py", "2026-01-02", "2 cores of X", {"python": "3"}, "speed 12.5 GB/s", "abc")
 
@@ -136,8 +137,8 @@ def test_what_does_not_follow_the_schema_is_named(tmp_path, change, sentence):
 
 def test_the_command_prints_the_table_and_a_card_whole():
     table = CliRunner().invoke(app, ["cards"]).output
-    assert all(f"  {name} " in table for name in STATES)
-    assert f"{len(STATES)} cards: " in table
+    assert all(f"  {name} " in table for name in CARDS)
+    assert f"{len(CARDS)} cards: " in table
     packing = CliRunner().invoke(app, ["cards", "packing"]).output
     assert "python benchmarks/packing.py" in packing and "number    packs at 8192: 42" in packing
     unknown = CliRunner().invoke(app, ["cards", "pakcing"])
@@ -147,12 +148,17 @@ def test_the_command_prints_the_table_and_a_card_whole():
 def test_every_configuration_of_a_run_has_a_card():
     files = [*CONFIGS.glob("demo/*.yaml"), *CONFIGS.glob("gpu/*.yaml"), *CONFIGS.glob("recipes/qwen*.yaml")]
     named = {str(file.relative_to(CONFIGS).with_suffix("")) for file in files}
-    assert {name for name, state in STATES.items() if state.kind == "recipes"} == named
+    assert {name for name, (kind, _) in CARDS.items() if kind == "recipes"} == named
 
 
-@pytest.mark.parametrize("name", STATES)
+@cache
+def _states() -> dict[str, CardState]:
+    return {state.name: state for state in card_states()}
+
+
+@pytest.mark.parametrize("name", CARDS)
 def test_a_card_names_code_that_is_there_and_finds_its_numbers(name):
-    state = STATES[name]
+    state = _states()[name]
     assert state.status != "unknown", f"a path of {state.card.code} is not there, or run benchmarks/record.py --cards"
     if state.records:
         assert set(state.numbers()) == set(state.card.numbers)
@@ -167,9 +173,9 @@ def _rounds_to(said: str, number: str) -> bool:
     return any(round(value * scale, digits) == float(said) for scale in (1, 100, 1000))
 
 
-@pytest.mark.parametrize("name", [name for name, state in STATES.items() if state.card.says])
+@pytest.mark.parametrize("name", [name for name, (_, card) in CARDS.items() if card.says])
 def test_what_a_page_says_stands_in_the_card_s_records(name):
-    state = STATES[name]
+    state = _states()[name]
     printed = " ".join(record.output for record in state.records)
     for page, texts in state.card.says.items():
         for text in texts:
@@ -180,7 +186,7 @@ def test_what_a_page_says_stands_in_the_card_s_records(name):
 
 
 def test_readme_and_pages_claim_no_result_without_a_card():
-    said = [text for state in STATES.values() for texts in state.card.says.values() for text in texts]
+    said = [text for _, card in CARDS.values() for texts in card.says.values() for text in texts]
     pages = [PROJECT / "README.md", *(page for page in PROJECT.glob("docs/*.md") if page.name not in WRITTEN)]
     exempt = [one.partition(": ")[::2] for one in (*NOT_MEASURED, *NOT_RECORDED)]
     found = [

@@ -1,0 +1,23 @@
+"""Cases that are computed together, in one set of processes, and which of them are among the slow tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def chosen(request: pytest.FixtureRequest, *names: str) -> set[tuple[Any, ...]]:
+    """What the parameters `names` are in those tests of the module that are to run, so that a fixture of the module
+    computes nothing else."""
+    here = [item for item in request.session.items if item.path == request.path]
+    parameters = [
+        item.callspec.params for item in here if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    return {tuple(one[name] for name in names) for one in parameters if set(names) <= one.keys()}
+
+
+def slow(values: Sequence[Any]) -> list[Any]:
+    """Parameters of tests that run among the slow ones."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
