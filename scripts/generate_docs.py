@@ -81,7 +81,9 @@ def upgrading_page() -> str:
         "--accept TARGET`. Without `--in` it looks at what is installed, as a test does, and also prints places that "
         "reach into another package without a declaration. `not here` are packages that are not installed.\n\n"
         "To declare a part, see `rlpipe/shared/replaced_parts.py`. The last column has a version for each text of "
-        "the part that was read, the first one in which it was seen."
+        "the part that was read, the first one in which it was seen. Where requirements/cpu.txt and gpu.txt have "
+        "different versions of its package, read it in both, the other one by `--in`: otherwise only a test on a GPU "
+        "finds out (`gpu_kernels`)."
     )
     record = read_record()
     pages = [_HEAD, intro]

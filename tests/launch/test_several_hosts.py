@@ -96,11 +96,11 @@ def test_the_demo_runs_over_two_hosts(tmp_path):
 
 
 def test_a_host_that_does_not_come_is_named(tmp_path):
-    settings = ["run.iterations=2", "deadlines.start_seconds=5"]
+    settings = ["run.iterations=2", "deadlines.start_seconds=40"]  # twice as long a busy head may take to answer
     with hosts(1) as made, _cluster(made, tmp_path), _train(made[0], tmp_path, 2, *settings) as driver:
         assert driver.wait(300) == 2
     output = (tmp_path / "driver.log").read_text()
-    assert f"1 of 2 nodes joined within 5 seconds ({made[0].address})" in output
+    assert f"1 of 2 nodes joined within 40 seconds ({made[0].address})" in output
 
 
 def test_a_host_that_is_cut_off_ends_the_run_with_one_sentence(tmp_path):

@@ -53,6 +53,27 @@ EPISODES = [
         "rlpipe/test_episode_branches.py::test_the_length_of_an_episode_is_that_of_its_longest_branch",
     ),
     Defect(
+        "an episode fails as often as it has branches",
+        "rlpipe/training/summaries.py",
+        "float(sum(episode[0].status is Status.FAILED for episode in episodes))",
+        "float(sum(sample.status is Status.FAILED for sample in samples))",
+        "rlpipe/test_summaries.py::test_an_episode_of_several_branches_fails_once",
+    ),
+    Defect(
+        "old log-probabilities are left out where some tokens are of the newest weights",
+        "rlpipe/training/learner.py",
+        "stale = any(span",
+        "stale = all(span",
+        "rlpipe/test_learner.py::test_one_token_of_older_weights_asks_for_the_pass",
+    ),
+    Defect(
+        "an exported checkpoint is told to be as good as later ones",
+        "rlpipe/training/policies.py",
+        'if row["iteration"] <= iteration\n',
+        "if True\n",
+        "rlpipe/test_saved_policies.py::test_what_is_told_of_an_earlier_policy_is_of_its_time",
+    ),
+    Defect(
         "the divergence in the reward is always that of the engine",
         "rlpipe/training/learner.py",
         "kl_by_sample_of(samples, old, reference, kl.estimator)",

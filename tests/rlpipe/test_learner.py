@@ -94,6 +94,14 @@ def test_a_pass_is_made_only_for_what_the_loss_reads():
         assert learner._actor.asked == asked, algorithm
 
 
+def test_one_token_of_older_weights_asks_for_the_pass():
+    learner = _learner()
+    first, *others = _samples(0.0, 1.0, 0.0, 1.0)
+    continued = first.changed(versions=(VersionSpan(2, 1), VersionSpan(3, 3)))
+    _packs(learner, SampleTable.of([continued, *others]))
+    assert learner._actor.asked == ["policy"]
+
+
 def test_a_run_says_beforehand_which_passes_it_makes():
     partial = {"partial": True, "oversampling": 2.0}
     said = [

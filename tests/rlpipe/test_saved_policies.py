@@ -6,11 +6,12 @@ import pytest
 
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
+from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.monitoring.model_card import model_card
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.prepare import prepare
 from rlpipe.shared.errors import ConfigError
-from rlpipe.training.policies import PolicyFolders
+from rlpipe.training.policies import PolicyFolders, policy_facts
 
 _DEMO = Path(__file__).parents[2] / "configs/demo/arithmetic.yaml"
 
@@ -96,6 +97,15 @@ def test_the_best_policy_of_a_supervised_run_has_the_lowest_loss(tmp_path):
 def test_a_best_policy_needs_a_metric_that_there_is(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_config(_DEMO, overrides)
+
+
+def test_what_is_told_of_an_earlier_policy_is_of_its_time(tmp_path):
+    """That of a checkpoint which is exported after the run has gone on."""
+    config = _config(tmp_path)
+    directory = RunDirectory.of(config)
+    for iteration, accuracy in enumerate((0.25, 0.5, 0.75)):
+        append_json_line(directory.metrics, {"iteration": iteration, "eval/held_out/accuracy": accuracy})
+    assert policy_facts(config, directory, 1).metrics == {"eval/held_out/accuracy": 0.5}
 
 
 def test_a_model_card_has_the_facts_and_the_licence_of_its_base(tmp_path):

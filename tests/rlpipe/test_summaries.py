@@ -61,6 +61,14 @@ def test_samples_are_counted_and_their_scores_and_lengths_are_averaged():
     assert shared == (3 + 2 + 3) / 20  # one prompt and two tokens of the first group, one prompt of the second
 
 
+def test_an_episode_of_several_branches_fails_once():
+    first, second, third, failed = samples_of_an_iteration()
+    branches = [replace(failed, sample_id=name, episode_id="e") for name in ("3", "4")]
+    metrics = rollout_metrics([first, second, third, *branches], 0)
+    assert (metrics["rollout/failed_count"], metrics["rollout/episodes_count"]) == (1, 4)
+    assert metrics["rollout/samples_count"] == 5
+
+
 def test_prompts_of_a_group_need_not_be_alike():
     """Those of a conversation's branches differ, and what they begin with is repeated all the same."""
     first, second, *others = samples_of_an_iteration()
