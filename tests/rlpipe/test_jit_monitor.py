@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -239,16 +240,22 @@ def test_compiler_processes_are_seen(tmp_path, installed):
         child.wait()
 
 
-def test_steps_are_compared_with_steps_of_their_kind(installed):
+def test_steps_are_compared_with_steps_of_their_kind(installed, monkeypatch):
+    clock = [0.0]  # a busy machine would make a short step a slow one
+    monkeypatch.setattr("rlpipe.jit_monitor.watchdog.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monitor = installed(sample_seconds=30)
-    for step in range(3):
-        with monitor.step(step, "logprob"):
-            pass
-    with monitor.step(3, "train"):
-        time.sleep(0.05)
+
+    def step(number, kind, seconds):
+        with monitor.step(number, kind):
+            clock[0] += seconds
+
+    for number in range(3):
+        step(number, "logprob", 0.01)
+    step(3, "train", 0.05)
     assert monitor._slow_since is None
-    with monitor.step(3, "logprob"):
-        time.sleep(0.05)
+    step(3, "logprob", 0.014)
+    assert monitor._slow_since is None
+    step(4, "logprob", 0.016)
     assert monitor._slow_since is not None
 
 
