@@ -17,7 +17,5 @@ def chosen(request: pytest.FixtureRequest, *names: str) -> set[tuple[Any, ...]]:
 
 
 def slow(values: Sequence[Any]) -> list[Any]:
-    """Parameters of tests that run among the slow ones."""
-    return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
-    ]
+    """Values of a test's parameter that are among the slow ones."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]

@@ -56,14 +56,14 @@ def sources(tmp_path_factory):
 @pytest.fixture(scope="module")
 def saved(sources, tmp_path_factory, request):
     """Checkpoint, live policy and export of each case."""
-    folder = tmp_path_factory.mktemp("saved")
+    folder, wanted = tmp_path_factory.mktemp("saved"), chosen(request, "case")
     cases = {
         name: (
             sources[name],
             {"parallel": layout, "train_mtp": name == "wrapped_mtp", "dtype": DTYPES.get(name, "float32")},
         )
         for name, layout in LAYOUTS.items()
-        if (name,) in chosen(request, "case")
+        if (name,) in wanted
     }
     run_processes(2, in_module_worker, "checkpoint_workers", "save_for_export", cases, folder)
     code = ["from pathlib import Path", "from actor.checkpoint_policy import export_checkpoint"]

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from chosen_cases import chosen, slow
+from chosen_cases import chosen
 from model_support import (
     DENSE,
     EXPERTS,
@@ -45,9 +45,9 @@ LAYOUTS = {
 }
 SLOW = {"pp2", "ep2_dp2", "dp2", "pp2_carried_mtp"}
 CASES = [
-    case
+    pytest.param(model, layout, marks=pytest.mark.slow if layout in SLOW else ())
     for layout, (_, models) in LAYOUTS.items()
-    for case in (slow if layout in SLOW else list)([(model, layout) for model in models])
+    for model in models
 ]
 
 
