@@ -1,6 +1,5 @@
-"""Cases that are computed together, in one set of processes, and which of them are among the slow tests."""
+"""Cases that are computed together, in one set of processes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +13,3 @@ def chosen(request: pytest.FixtureRequest, *names: str) -> set[tuple[Any, ...]]:
         item.callspec.params for item in here if isinstance(item, pytest.Function) and hasattr(item, "callspec")
     ]
     return {tuple(one[name] for name in names) for one in parameters if set(names) <= one.keys()}
-
-
-def slow(values: Sequence[Any]) -> list[Any]:
-    """Values of a test's parameter that are among the slow ones."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]

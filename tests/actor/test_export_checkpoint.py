@@ -8,12 +8,13 @@ import sys
 
 import pytest
 import torch
-from chosen_cases import chosen, slow
+from chosen_cases import chosen
 from model_support import GDN_MOE, add_mtp, read_tensors, wrap_in_vision_language, write_checkpoint
 from train_support import in_module_worker, run_processes, write_policy
 
 from rlpipe.shared.checkpoint_folder import checkpoint_path
 from rlpipe.shared.policy_facts import PolicyFacts
+from tests.slow_cases import slow
 
 LAYOUTS = {
     "dense": {"pipeline": 2, "virtual_pipeline": 2},

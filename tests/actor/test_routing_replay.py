@@ -38,6 +38,7 @@ def _train(count: int, layouts: dict[str, dict[str, Any]], packs: list[Pack], pa
     return {case: answers[-1][0][case] for case in answers[0][0]}
 
 
+@pytest.mark.slow
 def test_given_routes_train_alike_in_every_layout(paths):
     plain = [make_pack(lengths, seed, 200.0, 4) for seed, lengths in enumerate(LENGTHS)]
     routed = [_routed(pack, seed) for seed, pack in enumerate(plain)]

@@ -115,7 +115,9 @@ def test_the_chat_template_is_told_what_the_data_section_says(tokenizer):
         ({"run": "sample_agents:reports_nonsense"}, "it may have answer, correct, reward, turn_rewards"),
         ({"run": "sample_agents:rewards_its_turns", "options": {"unknown": True}}, "id of no answer"),
         ({"command": [*PROGRAM, "fail"]}, "exit code 1: no luck"),
-        ({"command": [*PROGRAM, "hang"], "timeout_seconds": 8.0}, "longer than 8 seconds"),
+        pytest.param(
+            {"command": [*PROGRAM, "hang"], "timeout_seconds": 8.0}, "longer than 8 seconds", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_agent_that_fails_costs_its_episode_and_leaves_nothing_behind(tokenizer, agent, message):

@@ -24,12 +24,17 @@ _MINIMAL = {
 }
 
 
+_LONG = ("own_environment", "own_reward")
+"""Pages whose blocks train or grade, which the quick start's do, too."""
+
+
 def _blocks(language: str) -> list[pytest.param]:
     found = []
     for page in PAGES:
         for index, (name, text) in enumerate(_BLOCK.findall(page.read_text())):
             if name == language:
-                found.append(pytest.param(text, id=f"{page.stem}-{index}"))
+                marks = [pytest.mark.slow] if language == "bash" and page.stem in _LONG else []
+                found.append(pytest.param(text, id=f"{page.stem}-{index}", marks=marks))
     return found
 
 

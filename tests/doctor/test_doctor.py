@@ -56,6 +56,7 @@ def test_devices_and_collectives_are_really_tried(probe):
     assert '"found"' in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_not_there_fails_with_its_reason():
     import torch
 

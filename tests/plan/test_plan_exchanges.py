@@ -42,7 +42,7 @@ def models(tmp_path_factory):
     [
         ("dense", "tensor"),
         ("dense", "context"),
-        ("hybrid", "tensor"),
+        pytest.param("hybrid", "tensor", marks=pytest.mark.slow),
         pytest.param("hybrid", "context", marks=pytest.mark.slow),
         pytest.param("hybrid", "expert", marks=pytest.mark.slow),
         ("hybrid", "context and expert"),

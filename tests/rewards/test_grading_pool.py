@@ -83,6 +83,7 @@ def test_a_worker_that_somebody_kills_while_it_grades_its_first_response_costs_n
         assert pool.take_failures() == Failures()
 
 
+@pytest.mark.slow
 def test_children_of_a_late_grader_end_with_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with GradingPool(timeout_seconds=2.0) as pool:
@@ -174,6 +175,7 @@ def hostile_pool() -> GradingPool:
         yield pool
 
 
+@pytest.mark.slow
 def test_hostile_mathematics_costs_at_most_the_limit() -> None:
     answers = ["10^{10^{10^{10}}}+x", r"\frac{10^{10^{9}}!}{x}", r"\int_0^1 x^{x^{x}}dx"]
     with GradingPool(timeout_seconds=1.0, memory_bytes=2**31) as pool:

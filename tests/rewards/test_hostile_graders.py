@@ -14,6 +14,7 @@ from left_processes import adopted_orphans, running_descendants
 from rewards.grading_pool import Failures, GradingPool, open_grading
 from rlpipe.config.reward import RewardConfig
 from rlpipe.shared.sample import Reward
+from tests.slow_cases import slow
 
 BAD = "misbehaving:"
 LIMIT_SECONDS = 1.5
@@ -51,11 +52,9 @@ def test_a_grader_that_forks_does_not_shift_the_answers_after_it(pool: GradingPo
     "written",
     [
         "x",
-        "\x00\x00\x00\x05short",
         "\x7f\xff\xff\xff",
-        "\x00\x00\x00\x02[]",
         "\x00\x00\x00\x02{}",
-        "\x00\x10\x00\x00half",
+        *slow(["\x00\x00\x00\x05short", "\x00\x00\x00\x02[]", "\x00\x10\x00\x00half"]),
     ],
 )
 def test_what_a_grader_writes_into_its_descriptors_costs_its_sample_at_most(pool: GradingPool, written: str) -> None:
@@ -66,7 +65,7 @@ def test_what_a_grader_writes_into_its_descriptors_costs_its_sample_at_most(pool
     assert _echoes(pool) == [0.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("where", ["output", "connection"])
+@pytest.mark.parametrize("where", ["connection", *slow(["output"])])
 def test_floods_meet_the_limit(pool: GradingPool, where: str) -> None:
     begin = time.monotonic()
     assert _grade(pool, "flood", label=where).score == -1.0
@@ -79,7 +78,7 @@ def test_ten_megabytes_on_standard_output_pass(pool: GradingPool, capfd: pytest.
     assert len(capfd.readouterr().out) < 10_000
 
 
-@pytest.mark.parametrize("name", ["stop_itself", "close_everything", "giant_components", "odd_reward"])
+@pytest.mark.parametrize("name", ["close_everything", "odd_reward", *slow(["stop_itself", "giant_components"])])
 def test_what_cannot_be_answered_is_counted(pool: GradingPool, name: str) -> None:
     assert _grade(pool, name).score == -1.0
     failures = pool.take_failures()
@@ -97,7 +96,7 @@ def test_an_exception_without_text_is_told(pool: GradingPool) -> None:
     assert "Silent" in _grade(pool, "raise_without_text").reason
 
 
-@pytest.mark.parametrize("name", ["leave_a_thread_that_kills", "leave_an_alarm"])
+@pytest.mark.parametrize("name", ["leave_a_thread_that_kills", *slow(["leave_an_alarm"])])
 def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(name: str) -> None:
     with GradingPool(timeout_seconds=60, score_on_failure=-1.0) as pool:
         assert _grade(pool, name, "0.3").score == 1.0
@@ -106,9 +105,7 @@ def test_what_a_grader_leaves_in_its_process_does_not_cost_the_next_sample(name:
         assert pool.take_failures() == Failures()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("leak_descriptors", marks=pytest.mark.slow), "change_folder", "hooks_at_exit"]
-)
+@pytest.mark.parametrize("name", ["hooks_at_exit", *slow(["leak_descriptors", "change_folder"])])
 def test_a_worn_process_is_replaced(pool: GradingPool, name: str) -> None:
     for _ in range(8):
         assert _grade(pool, name).score == 1.0
@@ -139,6 +136,7 @@ def test_odd_answers_and_exceptions_are_counted_and_cost_no_other_sample(pool: G
     assert _echoes(pool) == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_processes_that_leave_the_session_end_with_the_grader() -> None:
     before = running_descendants(_WORKER)
     with adopted_orphans():

@@ -92,6 +92,7 @@ def test_a_program_is_seen_from_here_while_it_runs() -> None:
     assert seen and not _processes()
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_stays_small_and_leaves_nothing() -> None:
     before = _processes()
     outcome = run(
@@ -106,6 +107,7 @@ def test_a_fork_bomb_stays_small_and_leaves_nothing() -> None:
     assert _processes() <= before
 
 
+@pytest.mark.slow
 def test_a_classic_fork_bomb_ends() -> None:
     before = _processes()
     run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", wall_seconds=2.0)
@@ -202,6 +204,7 @@ def test_code_gives_the_share_of_passed_tests(failing: int) -> None:
     assert f"1 of 2 tests passed; test {failing} failed: AssertionError" in reward.reason
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_the_grading_that_started_it() -> None:
     before = _processes()
     loop = "```python\nimport os\nos.fork(); os.setsid()\nwhile True: pass\n```"

@@ -90,6 +90,7 @@ def _join(address: str, *settings: str, **environment: str) -> subprocess.Popen[
     )
 
 
+@pytest.mark.slow
 def test_a_head_whose_raylet_comes_late_is_joined() -> None:
     with _head() as (head, address):
         raylet = _raylet_of(head)
@@ -107,6 +108,7 @@ def test_a_head_whose_raylet_comes_late_is_joined() -> None:
         assert " of 600 seconds have passed" in output
 
 
+@pytest.mark.slow
 def test_a_head_that_refuses_a_token_is_told_as_such() -> None:
     with _head() as (head, address):
         _raylet_of(head)

@@ -156,13 +156,15 @@ def test_a_library_that_cannot_be_held_is_told() -> None:
     assert "was not found" not in run_script(script=OWN_RAY)[1]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_named_is_not_joined() -> None:
     """Ray by itself takes the address of the environment, or of the cluster that was started last on this machine."""
     code, output = run_script(script=OWN_RAY, RAY_ADDRESS="192.0.2.1:6379")
     assert code == 0 and "a cluster of its own" in output, output
 
 
-@pytest.mark.parametrize("more", [pytest.param(0, marks=pytest.mark.slow), 60])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [0, 60])
 def test_a_cluster_starts_whatever_the_length_of_the_temporary_folder(more: int) -> None:
     """With the longest path that is kept, and with one that Ray's sockets cannot have, as batch systems give a job."""
     folder = Path(f"/tmp/{os.getpid()}-".ljust(LONGEST_BYTES + more, "x"))

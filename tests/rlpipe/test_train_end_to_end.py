@@ -192,6 +192,7 @@ def test_a_run_that_loses_its_actor_ends_in_the_same_bits(four, tmp_path):
     assert_no_process_is_left(mark)
 
 
+@pytest.mark.slow
 def test_terminated_runs_save_and_leave_no_process_and_no_engine_file(tmp_path):
     """While responses are generated ahead of training, none of which trains what is too old."""
     ahead = ("rollout.mode=async", "rollout.max_staleness=2", "algorithm.correction.weight=token")

@@ -263,6 +263,7 @@ def test_seconds_of_drafting_are_left_out_where_the_disk_is_full(tmp_path, monke
         device.milliseconds += 1
 
 
+@pytest.mark.slow
 def test_the_stages_that_sglang_marks_are_timed(tmp_path):
     worker = Path(__file__).with_name("draft_clock_worker.py")
     drafted, passed = answer_of(worker, tmp_path, str(tmp_path / "engine_0.log"))

@@ -42,6 +42,7 @@ def test_no_memory_for_the_kv_pool(ray_session, config_of, dense_folder, tmp_pat
     assert "no free memory for a KV pool of 1000000000000 tokens" in str(error)
 
 
+@pytest.mark.slow
 def test_stop_strings_without_a_tokenizer(ray_session, config_of, tmp_path):
     folder = save_dense(tmp_path / "model", seed=0, tokenizer=False)
     error = start_error(config_of(sampling={"stop": ["."]}), folder, tmp_path)
@@ -55,6 +56,7 @@ def test_a_folder_without_a_model(ray_session, config_of, tmp_path):
     assert "no config.json" in str(error)
 
 
+@pytest.mark.slow
 def test_an_unknown_sglang_argument_names_the_nearest(ray_session, config_of, dense_folder, tmp_path):
     error = start_error(config_of(sglang={"schedule_polcy": "fcfs"}), dense_folder, tmp_path)
     assert isinstance(error, ConfigError)
