@@ -30,10 +30,12 @@ _SPELLING = [
     (re.compile(r"\\(?:geq|geqslant)(?![a-zA-Z])"), r"\\ge"),
     (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
+    (re.compile(r"\\pounds(?![a-zA-Z])"), "\u00a3"),
+    (re.compile(r"\\(?:euro|EUR)(?![a-zA-Z])"), "\u20ac"),
     (re.compile(r"\^\s*\{\s*\\circ\s*\}|\\degree(?![a-zA-Z])|\^\s*\\circ(?![a-zA-Z])"), r"^\\circ"),
 ]  # fmt: skip
 _NUMBER_AMONG_WORDS = re.compile(
-    r"(?:[^\W\d_]{2,}[\s,.:']+)*(?P<number>\\?[$]?-?[\d.,]*\d\s?\\?%?)(?:[\s,.:']+[^\W\d_]{2,})*[\s.,]*"
+    r"(?:[^\W\d_]{2,}[\s,.:']+)*(?P<number>\\?[$\u00a3\u20ac\u00a5]?-?[\d.,]*\d\s?\\?%?)(?:[\s,.:']+[^\W\d_]{2,})*[\s.,]*"
 )
 _TEXT_CONTENT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LATEX_SIGNS = frozenset("\\{~")
@@ -43,10 +45,12 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _SIGNED = r"[-+]?\s*" + _DECIMAL
 _FRACTION = rf"\\frac\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))"
+_SIGNS_AFTER = "\u00a2\u00a3\u20ac\u00a5"
 _POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _TEXT = r"\\text\s*\{[^{}]*\}"
 _OVER = rf"\{{(?:{_TEXT}|[a-z]{{1,3}})\}}"
-_UNIT = rf"(?:{_TEXT}|\\frac\s*{_OVER}\s*{_OVER}|[a-zA-Z][a-zA-Z./ ]*){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
+_WORDS = rf"(?:[{_SIGNS_AFTER}]|[a-zA-Z][a-zA-Z./ ]*)"
+_UNIT = rf"(?:{_TEXT}|\\frac\s*{_OVER}\s*{_OVER}|{_WORDS}){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
 _NUMBER = re.compile(
     r"(?P<sign>[-+])?\s*(?P<currency>\\?[$\u00a3\u20ac\u00a5])?\s*(?P<inner_sign>[-+])?\s*(?:"
     rf"(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*(?P<exponent>[-+]?\d+)\s*\}}|(?P<exponent1>\d))"
@@ -67,12 +71,13 @@ _UNITS = {
     "millimeter": ("mm", "millimeter", "millimetre"), "centimeter": ("cm", "centimeter", "centimetre"),
     "meter": ("m", "meter", "metre"), "kilometer": ("km", "kilometer", "kilometre"), "inch": ("in", "inch", "inche"),
     "foot": ("ft", "foot", "feet"), "yard": ("yd", "yard"), "mile": ("mi", "mile"), "gram": ("g", "gram"),
-    "kilogram": ("kg", "kilogram"), "pound": ("lb", "pound"), "ounce": ("oz", "ounce"),
+    "kilogram": ("kg", "kilogram"), "pound": ("lb", "pound", "gbp", "\u00a3"), "ounce": ("oz", "ounce"),
     "liter": ("l", "liter", "litre"),
     "milliliter": ("ml", "milliliter", "millilitre"),
     "second": ("s", "sec", "second"), "minute": ("min", "minute"),
     "hour": ("h", "hr", "hour"), "day": ("day",), "week": ("week",), "month": ("month",), "year": ("yr", "year"),
-    "cent": ("cent", "\u00a2"), "dollar": ("dollar", "usd"), "euro": ("euro",), "degree": ("deg", "degree"),
+    "cent": ("cent", "\u00a2"), "dollar": ("dollar", "usd", "$"), "euro": ("euro", "eur", "\u20ac"),
+    "yen": ("yen", "jpy", "\u00a5"), "degree": ("deg", "degree"),
     "radian": ("rad", "radian"), "mph": ("mph",), "unit": ("unit",),
 }  # fmt: skip
 _UNIT_NAMES = {spelling: name for name, spellings in _UNITS.items() for spelling in spellings}
@@ -138,7 +143,7 @@ def number(text: str) -> Number | None:
         value = -value
     unit = "degree" if match["degree"] else _unit_name(match["unit"])
     if match["currency"]:
-        unit = unit or "dollar"
+        unit = unit or _UNIT_NAMES[match["currency"][-1]]
     return Number(value, _places(match), match["percent"] is not None, unit)
 
 
@@ -176,7 +181,7 @@ def _places(match: re.Match[str]) -> int | None:
 
 def _is_unit(unit: str | None) -> bool:
     """Whether letters after a number are a unit and not variables or a function."""
-    if unit is None or unit.startswith("\\text"):
+    if unit is None or unit.startswith("\\text") or unit[0] in _SIGNS_AFTER:
         return True
     words = re.findall("[a-zA-Z]+", unit)
     if any(word.lower() in _NOT_UNITS for word in words):
@@ -192,7 +197,7 @@ def _unit_name(unit: str | None) -> str | None:
         return None
     plain = re.sub(r"\\text|[{}]", " ", unit).lower()
     power = re.search(r"\^\s*(\d)", plain)
-    words = re.findall("[a-z\u00a2]+", plain)
+    words = re.findall(f"[a-z]+|[{_SIGNS_AFTER}]", plain)
     dimension = int(power[1]) if power else 2 if {"square", "sq"} & set(words) else 3 if "cubic" in words else 1
     names = [_UNIT_NAMES.get(word) or _UNIT_NAMES.get(word.removesuffix("s")) for word in words]
     known = [name for name in names if name]

@@ -194,18 +194,19 @@ class GroupSource:
             raise self._error
 
     async def unfinished(self) -> list[int]:
-        """Numbers of the prompts that were taken and are in no batch that was handed out."""
+        """Numbers of the prompts that were taken and are in no batch that was handed out, each once."""
         finished = (group for quota in self._quotas.values() for group in quota.finished)
         groups = [*self._waiting, *self._broken, *self._tasks.values(), *finished]
-        return sorted(group.number for group in groups)
+        # A group that has just ended is among the tasks until the event loop goes on.
+        return sorted({group.number for group in groups})
 
     def progress(self, iteration: int) -> TaskProgress:
         """Episodes of `iteration` that are there, and wanted. To be called from any thread, for display."""
         quota = self._quotas.get(self._key(iteration))
         finished = [] if quota is None else list(quota.finished)
-        running = list(self._tasks.values())
+        groups = {group.number: group for group in [*finished, *list(self._tasks.values())]}.values()
         wanted = self._config.prompts_per_iteration * self._config.samples_per_prompt
-        episodes = [episode for group in (*finished, *running) for episode in list(group.episodes.values())]
+        episodes = [episode for group in groups for episode in list(group.episodes.values())]
         lengths = [len(sample.response_ids) for episode in episodes for sample in episode]
         return TaskProgress(min(len(episodes), wanted), wanted, sum(lengths), max(lengths, default=0))
 

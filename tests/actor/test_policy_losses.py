@@ -175,3 +175,16 @@ def test_kl_and_entropy_terms_of_the_objective(estimator, expected):
     inputs = LossInputs(**{**inputs.__dict__, "entropy": torch.full_like(inputs.mask, 0.7), "ref_logprobs": reference})
     options = AlgorithmConfig(kl=KLConfig(coefficient=0.1, estimator=estimator), entropy_coefficient=0.2)
     assert objective(inputs, options).token_loss.tolist() == pytest.approx([0.1 * expected - 0.2 * 0.7])
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "ppo_dual_clip", "gspo"])
+def test_clipped_tokens_are_those_whose_gradient_the_bound_takes(name):
+    """A ratio beyond a bound from which the advantage leads back is not clipped."""
+    inputs = inputs_of([1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, -1, -1], sequence_ids=[0, 1, 2, 3, 4])
+    output = find_loss(name)(inputs, AlgorithmConfig(loss=name, clip_low=0.3, clip_high=0.28))
+    assert float(output.means["train/clip_share"][0]) == gradient(output, inputs).count(0) == 2
+
+
+def test_the_ratio_that_cispo_reports_is_the_one_before_its_bounds():
+    output = find_loss("cispo")(inputs_of([5.0, 0.1, 1.1], [1, -1, 1]), AlgorithmConfig(loss="cispo"))
+    assert float(output.means["train/ratio_mean"][0]) == pytest.approx(6.2)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -114,6 +115,14 @@ def test_checkpoint_brings_policy_and_driver_state_back(group, tmp_path):
     assert group.train(steps, supervised).metrics["train/loss"] == loss
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         group.load_checkpoint(tmp_path / "iteration_00000001")
+
+
+def test_a_checkpoint_appears_with_an_update_after_it_was_written(group, tmp_path):
+    final = group.save_checkpoint(tmp_path, 7, {})
+    end = time.monotonic() + 60
+    while latest_checkpoint(tmp_path) is None and time.monotonic() < end:
+        group.train([[rank] for rank in by_data_rank(PACKS)], AlgorithmConfig(loss="sft"))
+    assert latest_checkpoint(tmp_path) == final
 
 
 def test_as_many_checkpoints_are_kept_as_are_said(group, tmp_path):

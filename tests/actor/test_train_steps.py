@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from model_support import GDN_MOE, add_mtp, write_checkpoint
 from train_support import in_train_worker, run_processes, write_policy
 
 from actor.train_report import UpdateCounts
@@ -13,6 +14,7 @@ from actor.train_report import UpdateCounts
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies")
     paths = {name: write_policy(folder, name) for name in ("dense", "moe")}
+    paths["mtp"] = add_mtp(write_checkpoint(GDN_MOE, folder / "plain"), folder / "mtp")
     return run_processes(1, in_train_worker, "all_single_process_cases", paths)[0]
 
 
@@ -144,3 +146,19 @@ def test_every_option_of_adam_counts_as_in_torch(results):
 
 def test_gradients_of_half_precision_are_added_up_in_full(results):
     assert results["gradients_of_half_precision"] == {("torch.bfloat16", "torch.float32")}
+
+
+def test_a_bonus_for_entropy_raises_it(results):
+    first, second, third = results["entropy_bonus"]
+    assert first["train/gradient_norm"] > 1e-4
+    assert first["train/entropy"] < second["train/entropy"] < third["train/entropy"]
+
+
+def test_adapters_leave_nothing_out_of_log_probabilities(results):
+    _, found = results["dropout_of_adapters"]
+    assert len(set(found)) == 1
+
+
+def test_what_was_thrown_away_does_not_count_in_the_loss_of_multi_token_prediction(results):
+    alone, *others = results["mtp_losses_of_a_step"]
+    assert others == pytest.approx([alone, alone], rel=1e-5)

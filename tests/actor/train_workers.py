@@ -19,6 +19,7 @@ from train_support import make_pack
 from actor import transfer_stream
 from actor.distributed import start_model_parallel
 from actor.hf.export import iter_export
+from actor.kernel_warm_up import warm_up
 from actor.megatron_patches import offloaded_adam
 from actor.rank_clock import RankClock
 from actor.trainer import Trainer, TrainerOptions
@@ -126,6 +127,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> d
         moments_beside_the_hosts, weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs,
         temperature_of_the_head, half_precision_moments, two_updates_against_the_engine,
         recomputed_above_a_frozen_embedding, unusual_options, gradients_of_half_precision,
+        entropy_bonus, dropout_of_adapters, mtp_losses_of_a_step,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -371,6 +373,36 @@ def gradients_of_half_precision(paths):
     """The data types in which gradients are added up where the parameters are in bfloat16."""
     policy = trainer(paths["dense"], dtype="bfloat16").policy[0]
     return {(str(parameter.dtype), str(parameter.main_grad.dtype)) for parameter in policy.parameters()}
+
+
+def entropy_bonus(paths):
+    """Metrics of updates on a pack without any advantage: the bonus alone acts."""
+    pack = whole_batch()
+    silent = replace(pack, advantages=np.zeros_like(pack.advantages))
+    policy = trainer(paths["dense"])
+    return [policy.train_step([silent], AlgorithmConfig(entropy_coefficient=0.1)).metrics for _ in range(3)]
+
+
+def mtp_losses_of_a_step(paths):
+    """Of a step alone, of one after a warm-up, and of one after an update whose gradient overflowed."""
+    pack, plain = whole_batch(), POLICY.model_copy(update={"entropy_coefficient": 0.0})
+    alone = trainer(paths["mtp"], train_mtp=True)
+    found = [alone.train_step([pack], plain).metrics["train/mtp_loss"]]
+    warm = trainer(paths["mtp"], train_mtp=True)
+    warm_up(warm, [pack], [pack], plain, longest_sequence_tokens=30)
+    found.append(warm.train_step([pack], plain).metrics["train/mtp_loss"])
+    skipping = trainer(paths["mtp"], train_mtp=True)
+    assert not skipping.train_step([overflowing(pack)], plain).applied
+    return [*found, skipping.train_step([pack], plain).metrics["train/mtp_loss"]]
+
+
+def dropout_of_adapters(paths):
+    """Log-probabilities of policy and reference, each twice, once adapters have moved."""
+    lora = {"rank": 2, "targets": ["q_proj", "v_proj"], "init": "gaussian", "dropout": 0.5}
+    policy = trainer(paths["dense"], reference=True, lora=lora)
+    losses = [step(policy, [whole_batch()], AlgorithmConfig(loss="sft"))[0] for _ in range(2)]
+    policy.set_reference()
+    return losses, [bits(policy.logprobs([whole_batch()], which)[0]) for which in ("policy", "reference") * 2]
 
 
 # ---------------------------------------------------------------- two processes

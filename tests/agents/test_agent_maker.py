@@ -284,3 +284,41 @@ def test_agents_beyond_the_limit_wait(tokenizer):
             asyncio.run(asyncio.sleep(0.005))
         assert all(len(one.result().episode) == 1 for one in started)
     assert most == 2
+
+
+class Asked(RandomPolicy):
+    """Remembers the requests."""
+
+    def answer(self, request):
+        self.requests = [*getattr(self, "requests", []), request]
+        return super().answer(request)
+
+
+def test_engines_are_told_what_is_urgent_and_what_is_spare(tokenizer):
+    policy = Asked(tokenizer)
+    with Maker(tokenizer, policy, config_of(run="sample_agents:two_turns")) as maker:
+        maker.make(replace(request_of(), urgent=True, spare=True))
+    assert [(one.urgent, one.spare) for one in policy.requests] == [(True, True)] * 2
+
+
+def test_the_time_of_an_agent_goes_on_after_an_interruption(tokenizer):
+    policy = Interrupted(tokenizer, seconds=0.3)
+    with Maker(tokenizer, policy, config_of(partial=True, run="sample_agents:two_turns")) as maker:
+        maker.make()
+        (running,) = maker.maker._suspended.values()
+        assert running.left_seconds < maker.maker._settings.timeout_seconds - 0.5
+
+
+def test_an_evaluation_has_a_prompt_column_of_its_own(tokenizer):
+    held_out = {"name": "held", "path": "unused", "prompt_column": "task"}
+    settings = config_of(run="sample_agents:two_turns").model_dump() | {"eval": {"datasets": [held_out]}}
+    prompt = Prompt("held/0", "rendered", (1,), "42", "held", {"task": "Why?"})
+    with Maker(tokenizer, RandomPolicy(tokenizer), Config.model_validate(settings)) as maker:
+        (sample,) = maker.make(PromptRequest("e-000", "e", prompt, SamplingParameters(512))).episode
+    assert "Why?" in tokenizer.decode(sample.prompt.token_ids)
+
+
+def test_each_agent_has_a_seed_of_its_own_that_recurs(tokenizer):
+    with Maker(tokenizer, RandomPolicy(tokenizer), config_of(run="sample_agents:two_turns")) as maker:
+        first, other, again = [maker.maker._task(request_of(f"g-00{n}"), "", "").seed for n in (0, 1, 0)]
+    assert first == again != other

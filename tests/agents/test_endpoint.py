@@ -524,3 +524,15 @@ def test_plain_completions_that_do_not_go_on_or_do_so_twice_are_branches(tokeniz
         return seen
 
     assert served(tokenizer, policy, use, counts=counts) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_choices_that_are_asked_for_again_are_drawn_anew(tokenizer):
+    policy = Drawn(tokenizer)
+
+    async def use(open_episode):
+        client = open_episode().client
+        for _ in range(2):
+            await client.completions.create(model="policy", prompt=[1], n=2)
+
+    served(tokenizer, policy, use)
+    assert len(policy.seeds) == len(set(policy.seeds)) == 4

@@ -275,3 +275,22 @@ def test_an_environment_that_cannot_be_is_refused(settings, message):
 def test_environment_and_function_belong_together(settings, message):
     with pytest.raises(ValueError, match=message):
         GenerateConfig(**settings)
+
+
+class Seeded(Echo):
+    """Remembers what its random choices would come from."""
+
+    seeds: list[int] = []
+
+    async def reset(self, task):
+        self.seeds.append(task.seed)
+        return await super().reset(task)
+
+
+def test_all_responses_of_a_group_meet_the_same_environment(tokenizer):
+    Seeded.seeds.clear()
+    for sample_id in ("g-0", "g-1"):
+        policy = ScriptedPolicy(tokenizer, "bye<end>")
+        played(conversation_of(policy, sample_id=sample_id), name=f"{__name__}:Seeded")
+    first, second = Seeded.seeds
+    assert first == second

@@ -650,3 +650,29 @@ def test_an_update_whose_states_take_more_than_its_passes_is_counted():
     assert passes + parts["update beyond passes"] == staged
     assert "update beyond passes" not in actor_parts(*tiny, "actor.optimizer.cpu_offload_fraction=0")
     assert (UPDATE_SLOTS, SLOT_ELEMENTS) == (streamed_adam.LEAST_SLOTS, streamed_adam.CHUNK_ELEMENTS)
+
+
+def test_a_disk_holds_the_new_checkpoint_beside_those_that_are_kept_and_all_policies():
+    kept = ["checkpoint.interval_iterations=5", "checkpoint.keep=2", "checkpoint.save_hf=every", "run.iterations=10"]
+    answer = _answer(DENSE, "local_8x141gb", *kept)
+    disk = next(need["bytes"] for need in answer["memory"] if need["name"] == "disk")
+    assert disk["checkpoints"] == 3 * answer["checkpoint_bytes"]
+    assert disk["exported policies"] == 3 * 2 * load_model("Qwen3-8B").parameters
+
+
+def test_a_first_stage_has_the_embedding_and_activations_of_a_pack_for_each_stage():
+    def actor(stages):
+        config = load_config(SEED, [*WHOLE_LAYERS, *KEPT, f"actor.parallel.pipeline={stages}"])
+        return plan(config, load_model(config.model.path), load_cluster("local_8x141gb")).memory.actor
+
+    one, four, embedding = actor(1), actor(4), 2 * 248_320 * 2048
+    assert four["activations"] == one["activations"]
+    assert four["parameters"] == pytest.approx((one["parameters"] - 2 * embedding) / 4 + embedding, rel=0.02)
+
+
+def test_engines_share_the_prompts():
+    def rollout(engines):
+        settings = ["rollout.max_response_tokens=1", "data.max_prompt_tokens=4096", f"rollout.engines={engines}"]
+        return _answer(DENSE, "local_8x141gb", *settings, "rollout.engine.tensor_parallel=1")["seconds"]["rollout"]
+
+    assert rollout(4) == pytest.approx(2 * rollout(8), rel=0.1)

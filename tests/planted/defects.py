@@ -1,7 +1,10 @@
 """Realistic defects, each with the test that has to turn red."""
 
+from bookkeeping_defects import BOOKKEEPING
 from episode_defects import EPISODES
+from figure_defects import FIGURES
 from layer_defects import LAYERS
+from learning_defects import LEARNING
 from planting import Defect
 from setting_defects import SETTINGS
 
@@ -788,5 +791,8 @@ DEFECTS = (
     *_MEASUREMENT,
     *LAYERS,
     *EPISODES,
+    *LEARNING,
+    *BOOKKEEPING,
+    *FIGURES,
     *SETTINGS,
 )

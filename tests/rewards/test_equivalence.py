@@ -270,3 +270,35 @@ def test_a_number_in_any_spelling_is_that_number_and_no_other(numerator: int, de
             assert equivalent(answer, label), (answer, label)
             other = value + Fraction(1, 1000)
             assert not equivalent(spellings(other)[1], label), (other, label)
+
+
+@pytest.mark.parametrize(("answer", "label"), [("x = 5", "y = 5"), ("f(x) = 2x+3", "g(x) = 2x+3")])
+def test_a_value_of_another_name_is_another_answer(answer: str, label: str) -> None:
+    assert not equivalent(answer, label)
+
+
+def test_a_fraction_answers_its_rounded_label() -> None:
+    assert equivalent(r"\frac{1}{3}", "0.333333") and equivalent(r"\frac{2}{3}", "0.6666667")
+    assert not equivalent(r"\frac{1}{3}", "0.33333") and not equivalent(r"\frac{1}{3}", "0.333334")
+
+
+def test_a_unit_over_a_unit_is_its_abbreviation() -> None:
+    assert equivalent("25 miles per hour", "25 mph")
+
+
+@pytest.mark.parametrize(
+    ("spellings", "others"),
+    [
+        (["$5", r"\$5", "5 dollars", "5 USD", r"5 \text{ dollars}"], ["\u20ac5", "5 euros", "5 cents"]),
+        (["\u20ac5", "5 \u20ac", "5\u20ac", "5 euros", "5 EUR", r"\euro 5"], ["$5", "\u00a35", "5 yen"]),
+        (["\u00a35", "5 \u00a3", "5 pounds", r"\pounds 5"], ["\u20ac5", "$5"]),
+        (["\u00a55", "5 yen", "5 \u00a5"], ["$5"]),
+        (["50 cents", "50\u00a2", r"50 \text{ cents}"], ["$50"]),
+    ],
+)
+def test_money_is_the_same_by_sign_and_by_word_and_each_currency_its_own(
+    spellings: list[str], others: list[str]
+) -> None:
+    for one in spellings:
+        assert all(equivalent(one, other) for other in spellings), one
+        assert not any(equivalent(one, other) or equivalent(other, one) for other in others), one

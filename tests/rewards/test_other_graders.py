@@ -188,3 +188,33 @@ def test_weighted_sums_scores_and_keeps_the_parts() -> None:
 def test_weighted_parts_are_checked_at_start(parts: list[dict]) -> None:
     with pytest.raises(ConfigError):
         rewards.check_grader("weighted", {"parts": parts})
+
+
+@pytest.mark.parametrize(("threshold", "correct"), [(0.5, True), (0.8, True), (0.9, False)])
+def test_f1_is_correct_from_its_threshold_on(threshold: float, correct: bool) -> None:
+    reward = rewards.grade("f1", "the tall eiffel tower", "Eiffel Tower", threshold=threshold)
+    assert (reward.score, reward.correct) == (0.8, correct)
+    assert rewards.grade("f1", "The Eiffel Tower!", "eiffel tower").correct
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "more"),
+    [
+        ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[name] [city] [date]"),
+        ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b** and *c*"),
+        ("detectable_format:multiple_sections", {"section_spliter": "S", "num_sections": 2}, "S 1 a S 2 b S 3 c"),
+    ],
+)
+def test_more_than_the_least_number_is_right_too(name: str, arguments: dict, more: str) -> None:
+    label = json.dumps({"instruction_id_list": [name], "kwargs": [arguments]})
+    assert rewards.grade("ifeval", more, label).score == 1.0
+
+
+def test_a_label_in_words_that_begins_like_a_letter_is_one_of_the_choices() -> None:
+    choices = ["E. coli", "C. elegans", "yeast"]
+    assert rewards.grade("multiple_choice", "Answer: B", "C. elegans", choices=choices).correct
+
+
+def test_code_of_the_thinking_is_no_answer() -> None:
+    thinking = "<think>\n```python\nx = 1\n```\n</think>I cannot."
+    assert rewards.grade("code", thinking, "assert x == 1").components == {"format": 0.0}

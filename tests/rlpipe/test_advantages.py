@@ -221,3 +221,21 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     config = AlgorithmConfig.model_construct(**{**AlgorithmConfig().__dict__, "advantage": "grop"})
     with pytest.raises(ConfigError, match="'grop' is unknown: use one of dr_grpo, grpo"):
         advantages_of(batch_of((1, 0)), config)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_kl_in_the_reward_is_a_lower_score_whatever_the_advantage(name):
+    aggregation = "sequence_sum_norm" if name == "dr_grpo" else "token_mean"
+    plain = AlgorithmConfig(advantage=name, aggregation=aggregation)
+    kl = plain.model_copy(update={"kl": KLConfig(coefficient=0.5, placement="reward", estimator="k1")})
+    samples = batch_of((1, 0, 2), (3, 3))
+    tokens = {one.sample_id: np.full(2, 0.1 * index**2) for index, one in enumerate(samples)}
+    lower = [replace(one, reward=Reward(one.reward.score - 0.1 * i**2, None, "")) for i, one in enumerate(samples)]
+    assert advantages_of(samples, kl, kl_by_sample=tokens) == pytest.approx(advantages_of(lower, plain))
+
+
+@pytest.mark.parametrize(("estimator", "wanted"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])
+def test_the_kl_in_the_reward_is_that_of_the_estimator_that_is_set(estimator, wanted):
+    reference = {"0": np.array([7, -1.5, 7], np.float32)}
+    found = kl_by_sample_of([graded(0, "a", 1.0, tokens=1)], None, reference, estimator)
+    assert found["0"] == pytest.approx([wanted])

@@ -306,3 +306,11 @@ def test_what_ranks_are_sent_is_eight_bytes_a_token():
     sample = sample_of("0", "a", 1, 20_000).changed(response_ids=TokenIds.filled(7, 20_000))
     packed = pack_for_training([sample], PackLimits(32_768), data_parallel=1, aggregation="token_mean", norm_tokens=1)
     assert len(pickle.dumps(packed.ranks, protocol=5)) < 8 * 20_000 + 4_000
+
+
+def test_ranks_are_even_in_what_sequences_cost_and_not_in_their_tokens():
+    samples = [sample_of(str(index), "a", 1, tokens - 1) for index, tokens in enumerate((8, 4, 4, 4, 4))]
+    options = dict(data_parallel=2, aggregation="token_mean", norm_tokens=1)
+    packed = pack_for_training(samples, PackLimits(32), cost=lambda lengths: lengths.astype(float) ** 2, **options)
+    held = [sorted(name for step in rank for pack in step for name in pack.sample_ids) for rank in packed.ranks]
+    assert sorted(held) == [["0"], ["1", "2", "3", "4"]]

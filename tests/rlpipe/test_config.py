@@ -152,3 +152,14 @@ def test_colocated_engines_generate_only_while_the_actor_waits(tmp_path):
     load_config(path, [*ahead, "ray.sleep=never"])
     colocated = load_config(path, ["ray.colocate=true"]).ray
     assert (colocated.shares_memory(gpus=True), colocated.shares_memory(gpus=False)) == (True, False)
+
+
+def test_an_evaluation_set_of_its_own_sampling_counts_for_the_engines(tmp_path):
+    path = _write(tmp_path, "c.yaml", _MINIMAL)
+    plain = load_config(path, ["rollout.max_response_tokens=100"])
+    sampling = "{max_response_tokens: 900, stop: [END]}"
+    own = load_config(
+        path, ["rollout.max_response_tokens=100", f"eval.datasets=[{{name: e, path: e, sampling: {sampling}}}]"]
+    )
+    assert (plain.longest_response_tokens, plain.uses_stop_strings) == (100, False)
+    assert (own.longest_response_tokens, own.uses_stop_strings) == (900, True)

@@ -276,3 +276,41 @@ def test_the_first_filter_that_drops_gives_the_reason(tokenizer):
 )
 def test_a_text_ends_before_the_first_stop_string(text, stop, start, expected):
     assert before_stop(text, stop, start) == expected
+
+
+def test_a_sample_has_the_temperature_that_it_was_drawn_with(tokenizer):
+    request = PromptRequest("g-0", "g", Prompt("p", "", (1,), "", "data"), SamplingParameters(64, temperature=0.5))
+    conversation = Conversation(request, Script(tokenizer, "Answer: 42"), tokenizer, 0)
+    asyncio.run(single_turn(conversation))
+    assert conversation.sample().temperature == 0.5
+
+
+def test_engines_are_told_of_every_turn_when_it_is_wanted_and_how_long_it_will_be(tokenizer):
+    script, prompt = Script(tokenizer, "<<12+30>>", "Answer: 42"), Prompt("p", "", (1,), "", "data")
+    request = PromptRequest("g-0", "g", prompt, SamplingParameters(64), urgent=True, spare=True, expected_tokens=30)
+    asyncio.run(calculator(Conversation(request, script, tokenizer, 0)))
+    assert [(one.urgent, one.spare, one.expected_tokens) for one in script.requests] == [(True, True, 30)] * 2
+
+
+def test_tool_output_that_fills_the_response_ends_it(tokenizer):
+    limit = sum(len(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in ("<<12+30>>", " = 42 "))
+    script = Script(tokenizer, "<<12+30>>", "x")
+    conversation = conversation_of(tokenizer, script, limit)
+    asyncio.run(calculator(conversation))
+    assert (conversation.status, conversation.remaining_tokens, len(script.requests)) == (Status.TRUNCATED, 0, 1)
+
+
+def test_what_is_read_counts_to_the_weights_that_wrote_last_before_it(tokenizer):
+    conversation = conversation_of(tokenizer, Script(tokenizer, "a", "b", "c", end=False))
+    for _ in range(2):
+        asyncio.run(conversation.write(final=False))
+        conversation.insert_tokens((7, 8))
+    assert conversation.sample().versions == (VersionSpan(1, 3), VersionSpan(2, 3))
+
+
+def test_the_sequence_of_the_last_turn_is_the_last_of_its_episode(tokenizer):
+    first = conversation_of(tokenizer, Script(tokenizer, "a", "b", "c", end=False))
+    for number, one in enumerate((first, first.beside("x"), first)):
+        asyncio.run(one.write(final=False))
+        one.describe_turn(number=number)
+    assert [sample.sample_id for sample in first.episode()] == ["g-0.x", "g-0"]

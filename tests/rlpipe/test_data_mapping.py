@@ -168,3 +168,23 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, tokenizer, fil
     files_from()
     with pytest.raises(DataError, match="set data.cache_directory"):
         _load(_lines(tmp_path), tokenizer, Preparation(str(tmp_path / "file")))
+
+
+def test_another_limit_or_argument_of_the_template_makes_them_anew(tmp_path, files_from):
+    path, preparation, tokenizer = _lines(tmp_path), Preparation(str(tmp_path / "cache")), byte_tokenizer()
+    tokenizer.chat_template += "{{ mark | default('') }}"
+    dataset = DatasetConfig(name="d", path=str(path))
+    files_from()
+    for mark, most in (("x", 600), ("x", 150), ("y", 150)):
+        found = load_prompts([dataset], tokenizer, most, True, preparation, template_arguments={"mark": mark})
+        assert max(len(prompt.token_ids) for prompt in found.prompts) > 150 or most == 150
+        assert all(len(prompt.token_ids) <= most and prompt.text.endswith(mark) for prompt in found.prompts)
+
+
+def test_a_file_that_is_corrected_in_place_is_read_anew(tmp_path, tokenizer, files_from):
+    path, preparation = _lines(tmp_path), Preparation(str(tmp_path / "cache"))
+    files_from()
+    before = [prompt.label for prompt in _load(path, tokenizer, preparation).prompts]
+    path.write_bytes(path.read_bytes().replace(b'"label": 7,', b'"label": 8,'))
+    after = [prompt.label for prompt in _load(path, tokenizer, preparation).prompts]
+    assert before.count("7") and after == ["8" if label == "7" else label for label in before]

@@ -8,10 +8,25 @@ import pytest
 from rlpipe.config.fault import FaultConfig
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.monitoring.trackers import Trackers
 from rlpipe.shared.errors import ActorLostError, RolloutError
 from rlpipe.training.actor_restarts import actor_attempts
 from rlpipe.training.checkpoints import Checkpoints, RunState
+from rlpipe.training.iteration import IterationLog
 from tests.small_config import small_config
+
+
+def _checkpoints(folder, grace_seconds=5.0):
+    """Of a run whose third iteration is whole, and the iterations that are saved."""
+    run, found = {"name": "r", "iterations": 9, "directory": str(folder)}, []
+    config = small_config(run=run, fault={"grace_seconds": grace_seconds})
+    actor = SimpleNamespace(
+        answering=True,
+        save_checkpoint=lambda folder, iteration, state: found.append(iteration),
+        finish_checkpoint=lambda: None,
+    )
+    start = RunState(iteration=3)
+    return Checkpoints(config, RunDirectory.of(config), actor, nullcontext, Console(9), start, loaded=None), found
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
@@ -35,16 +50,25 @@ def test_a_lost_actor_is_started_again_as_often_as_is_allowed(restarts):
     ],
 )
 def test_what_is_whole_is_saved_before_an_early_end_where_there_is_time(tmp_path, grace_seconds, error, saved):
-    run = {"name": "r", "iterations": 9, "directory": str(tmp_path)}
-    config, found = small_config(run=run, fault={"grace_seconds": grace_seconds}), []
-    actor = SimpleNamespace(
-        answering=True,
-        save_checkpoint=lambda folder, iteration, state: found.append(iteration),
-        finish_checkpoint=lambda: None,
-    )
-    checkpoints = Checkpoints(
-        config, RunDirectory.of(config), actor, nullcontext, Console(9), RunState(iteration=3), loaded=None
-    )
+    checkpoints, found = _checkpoints(tmp_path, grace_seconds)
     with pytest.raises(type(error)), checkpoints.saved_before_early_end():
         raise error
     assert found == saved
+
+
+def test_nothing_is_saved_between_an_update_of_the_policy_and_the_end_of_its_iteration(tmp_path):
+    checkpoints, found = _checkpoints(tmp_path)
+    checkpoints.commit(SimpleNamespace(finish_despite_signals=lambda seconds: None))
+    with pytest.raises(RolloutError), checkpoints.saved_before_early_end():
+        raise RolloutError("x")
+    assert found == []
+
+
+def test_what_the_last_iteration_left_is_what_an_early_end_saves(tmp_path):
+    checkpoints, found = _checkpoints(tmp_path)
+    log = IterationLog(Trackers([]), Console(9), devices=1)
+    with checkpoints.iteration(log, 4, lambda number: RunState(iteration=number)) as record:
+        checkpoints.commit(record)
+    with pytest.raises(RolloutError), checkpoints.saved_before_early_end():
+        raise RolloutError("x")
+    assert found == [4]

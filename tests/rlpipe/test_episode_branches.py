@@ -171,3 +171,20 @@ def test_repeated_prefixes_are_what_a_tree_holds_once(prompts, sequences):
     made = [(index,) + (7,) * prompts[index % len(prompts)] + tuple(rest) for index, rest in sequences]
     nodes = {tokens[:end] for tokens in made for end in range(1, len(tokens) + 1)}
     assert repeated_prefix_tokens(made) == sum(map(len, made)) - len(nodes)
+
+
+def test_an_episode_that_failed_counts_once_whatever_the_number_of_its_branches():
+    failed = [replace(one, status=Status.FAILED, reward=None) for one in episode("a", "g", 1.0, branches=3)]
+    samples = [*failed, *flat(episode("b", "g", 0.0, branches=2), episode("c", "g", 1.0))]
+    assert compute_advantages(samples, PLAIN, max_response_tokens=100).counts.failed_samples == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_an_episode_is_truncated_whichever_of_its_branches_is(cut):
+    branches = [
+        replace(one, status=Status.TRUNCATED if place == cut else Status.COMPLETED)
+        for place, one in enumerate(episode("a", "g", 1.0, branches=3))
+    ]
+    config = PLAIN.model_copy(update={"overlong": OverlongConfig(mask_truncated=True)})
+    result = compute_advantages([*branches, *episode("b", "g", 0.0)], config, max_response_tokens=100)
+    assert [sample.trained_tokens for sample in result.samples] == [0, 0, 0, 3]

@@ -45,8 +45,8 @@ def _asked(config, iteration=0):
     engines = _Engines()
     prompts = {"e": [Prompt(name, name, (1,), "l", "e") for name in "ab"]}
     metrics = Evaluation(config, prompts).run(iteration, engines)
-    assert metrics.get("eval/e/accuracy", 1) == 1
-    assert metrics.get("eval/e/grading_failures_count", 2) == 2
+    if engines.asked:
+        assert (metrics["eval/e/accuracy"], metrics["eval/e/grading_failures_count"]) == (1, 2)
     assert bool(metrics) == bool(engines.asked) == ("eval/e/accuracy" in metrics)
     return engines.asked
 

@@ -103,3 +103,9 @@ def test_recomputed_head(hybrid):
 def test_padding_counts_in_executed_work_only(hybrid):
     real, padded = (1000, 500), (1024, 512)
     assert hardware_flops(hybrid, padded) == model_flops(hybrid, padded).train > model_flops(hybrid, real).train
+
+
+def test_the_head_of_a_prediction_layer_is_recomputed_too():
+    shape = describe_model(HYBRID_CONFIG | {"mtp_num_hidden_layers": 1}).shape
+    again = hardware_flops(shape, LENGTHS, kernels=KernelWork(head_recompute=True)) - model_flops(shape, LENGTHS).train
+    assert again == 2 * 4096 * shape.head_flops

@@ -442,3 +442,46 @@ def test_nothing_is_generated_beyond_the_last_iteration():
 
     assert asyncio.run(run()) == []
     assert len(policy.asked) == 9 * 4
+
+
+def test_a_group_whose_engine_failed_is_not_forgotten():
+    policy = Policy()
+    respond = policy.respond
+
+    async def broken(request, partial):
+        if request.group_id == "0":
+            raise RolloutError("engine 0 died")
+        return await respond(request, partial)
+
+    policy.respond = broken
+
+    async def run():
+        source = policy.source()
+        with pytest.raises(RolloutError, match="engine 0 died"):
+            await source.take(1, 0)
+        return await source.unfinished()
+
+    assert asyncio.run(run()) == [0, 1]
+
+
+def test_a_prompt_is_unfinished_once_at_every_moment():
+    async def run():
+        source = Policy(turns=lambda request: 2 + int(request.group_id)).source(mode="async", max_staleness=2)
+        await source.take(1, 0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+            numbers = await source.unfinished()
+            assert len(numbers) == len(set(numbers)), numbers
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("partial", "name", "kept"), [(True, "carried", [2, 3]), (False, "dropped_aborted", [])])
+def test_whole_groups_beyond_those_that_an_iteration_needs_are_kept_or_counted(partial, name, kept):
+    async def run():
+        source = Policy().source(oversampling=2.0, partial=partial)
+        return await source.take(1, 0), await source.unfinished()
+
+    batch, unfinished = asyncio.run(run())
+    assert batch.metrics.get(f"rollout/groups_{name}_count") == 2
+    assert unfinished == kept

@@ -1,12 +1,14 @@
 """Phase times and the metric dictionary."""
 
+import json
 import time
 
 import pytest
 
 from rlpipe.monitoring.console import Console
 from rlpipe.monitoring.metric_dictionary import METRICS, check_names
-from rlpipe.monitoring.trackers import Trackers
+from rlpipe.monitoring.run_directory import RunDirectory
+from rlpipe.monitoring.trackers import JsonLines, Trackers
 from rlpipe.shared.phases import PHASES, PhaseClock
 from rlpipe.training.iteration import IterationLog, IterationRecord
 
@@ -77,6 +79,15 @@ def test_what_belongs_to_the_start_is_in_the_first_row_and_samples_are_logged_af
     (_, first), (_, second), samples = recorder.rows
     assert ("start/ray_seconds" in first, "start/ray_seconds" in second) == (True, False)
     assert samples == (2, [{"sample": 2}])
+
+
+def test_dialogues_of_an_iteration_are_kept_in_the_folder_of_its_run(tmp_path):
+    run = RunDirectory(tmp_path)
+    log = IterationLog(Trackers([], lines=JsonLines(run, 0)), Console(2), 4)
+    with log.iteration(3) as step:
+        step.transcripts = [{"episode": "g-0"}]
+    (line,) = run.episodes.read_text().splitlines()
+    assert json.loads(line) == {"iteration": 3, "episode": "g-0"}
 
 
 def test_phases_do_not_nest():

@@ -19,6 +19,7 @@ from rlpipe.config.strict_yaml import load_yaml
 from rlpipe.monitoring.json_lines import append_json_line, read_json_lines
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
+from rlpipe.monitoring.trackers import open_trackers
 from rlpipe.shared.checkpoint_folder import checkpoint_path, latest_checkpoint, partial_path, publish
 from rlpipe.shared.errors import CheckpointError, ConfigError, DamagedCheckpointError, FileKindError, ResourceError
 from rlpipe.training.opening import Opening, check_place, discard_replaced, open_run_directory
@@ -294,6 +295,8 @@ def test_settings_that_keep_the_experiment_may_change_and_are_listed(saved, tmp_
         ({"actor": {"optimizer": {"learning_rate": 0.1}}}, "actor.optimizer.learning_rate"),
         ({"model": {"path": "elsewhere"}}, "model.path"),
         ({"warm_start": {"steps": 3}}, "warm_start"),
+        ({"rollout": {"engine": {"dtype": "float32"}}}, "rollout.engine.dtype"),
+        ({"eval": {"datasets": [{"name": "e", "path": "e.jsonl"}]}}, "eval.datasets"),
         ({"rollout": {"sampling": {"temperature": 0.5}}}, "rollout.sampling.temperature"),
     ],
 )
@@ -412,3 +415,13 @@ def test_a_full_disk_tears_no_row(tmp_path):
 
 def test_run_directories_are_named_by_the_configuration(tmp_path):
     assert RunDirectory.of(_config(tmp_path)).path == tmp_path / "runs" / "r"
+
+
+def test_no_file_of_rows_keeps_an_iteration_that_is_made_again(tmp_path):
+    directory = RunDirectory(tmp_path)
+    files = (directory.metrics, directory.samples, directory.episodes, directory.responses)
+    for path in files:
+        for iteration in (1, 2, 3):
+            append_json_line(path, {"iteration": iteration})
+    with open_trackers(_config(tmp_path, trackers={"tensorboard": False}), directory, first_iteration=2):
+        assert [[row["iteration"] for row in read_json_lines(path).rows] for path in files] == [[1]] * 4

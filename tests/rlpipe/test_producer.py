@@ -93,12 +93,14 @@ def _rollouts(
     seconds=60.0,
     graders=None,
     failed_grades=0.5,
+    others=(),
+    prompts=PROMPTS,
     **rollout,
 ):
     config = small_config(
         run={"name": "r", "iterations": 2},
         seed=7,
-        data={"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}], "shuffle": False},
+        data={"train": [{"name": "t", "path": "t.jsonl", **(dataset or {})}, *others], "shuffle": False},
         deadlines={"rollout_seconds": seconds},
         reward={"max_failed_share": failed_grades},
         rollout={"prompts_per_iteration": 2, "samples_per_prompt": 2, **rollout},
@@ -114,7 +116,7 @@ def _rollouts(
     inputs = SimpleNamespace(
         config=config,
         tokenizer=SimpleNamespace(decode=str),
-        training=SimpleNamespace(prompts=PROMPTS),
+        training=SimpleNamespace(prompts=prompts),
         chooser=SimpleNamespace(choose=lambda prompt: SimpleNamespace(name="math", options={})),
         episodes=episodes,
         filters=(),
@@ -206,3 +208,44 @@ def test_what_a_replay_needs_is_kept_where_one_iteration_alone_is_written(mode, 
     if kept:
         assert [group.tokens for group in batch.record.groups] == [(2, 2), (2, 2)]
         assert batch.record.seconds == batch.seconds
+
+
+def test_each_prompt_is_sampled_as_its_own_data_set_says():
+    engines = _Engines()
+    other = {"name": "u", "path": "u.jsonl", "sampling": {"temperature": 0.5}}
+    prompts = [Prompt("p", "", (1,), "label", "t"), Prompt("q", "", (2,), "label", "u")]
+    with _rollouts(engines, others=[other], prompts=prompts) as rollouts:
+        rollouts.take(1, 0)
+    asked = {(request.prompt.dataset, request.sampling.temperature) for request in engines.requests}
+    assert asked == {("t", 1.0), ("u", 0.5)}
+
+
+def test_prompts_that_still_wait_to_be_taken_again_are_kept_for_the_next_run():
+    with _rollouts(_Engines(), state=StreamState(1, 1), pending=(1, 2, 3, 4)) as rollouts:
+        rollouts.take(1, 0)
+        assert rollouts.position() == (StreamState(1, 1), (3, 4))
+
+
+def test_the_engines_are_told_their_pace_and_a_batch_has_what_makers_of_episodes_count():
+    engines, told = _Engines(), []
+    engines.note_pace = told.append
+    with _rollouts(engines) as rollouts:
+        rollouts._inputs.episodes.take_metrics = lambda: {"agent/requests_count": 3.0}
+        batch = rollouts.take(1, 0)
+    assert len(told) == 1
+    assert batch.metrics.get("agent/requests_count") == 3
+
+
+def test_what_is_graded_of_an_episode_is_what_was_written_last():
+    engines, graders, graded = _Engines(), _Graders(), []
+    respond, submit = engines.respond, graders.submit
+
+    async def branched(request, partial):
+        (sample,) = (await respond(request, partial)).episode
+        return Responded(tuple(sample.changed(response_text=text) for text in ("first", "last")))
+
+    engines.respond = branched
+    graders.submit = lambda *given, facts: graded.append(given[2]) or submit(*given, facts)
+    with _rollouts(engines, graders=graders) as rollouts:
+        rollouts.run(requests_for_prompt("a", PROMPTS[0], 2, SamplingParameters(8)))
+    assert graded == ["last"] * 2

@@ -107,3 +107,9 @@ def test_advice_names_what_to_change_where_nothing_is_learned():
     rows = tuple({"iteration": number, "eval/x/accuracy": value} for number, value in enumerate((0.5, 0.9, 0.6)))
     (sentence,) = advice(History("run", rows, (), ""))
     assert "was 90.0% at iteration 1 and ended at 60.0%" in sentence
+
+
+def test_groups_of_equal_rewards_are_told_as_a_share_of_the_groups():
+    row = {"iteration": 1, "advantage/groups_count": 8, "rollout/equal_reward_groups_count": 6}
+    found = advice(History("run", (row | {"rollout/samples_count": 64},), (), ""))
+    assert [sentence.partition(" have")[0] for sentence in found] == ["75% of the groups"]

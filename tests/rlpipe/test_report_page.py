@@ -209,3 +209,13 @@ def test_no_rows_make_a_traceback(files):
             performance_table(read_history(folder))
         except DataError as error:
             assert str(error)
+
+
+def test_seconds_of_a_kernel_are_those_of_all_workers_and_iterations(tmp_path):
+    directory = _run(tmp_path)
+    directory.jit_events.parent.mkdir(exist_ok=True)
+    for iteration, seconds in ((1, 1.5), (1, 1.25), (2, 0.5)):
+        event = {"iteration": iteration, "kind": "triton", "name": "l2norm", "seconds": seconds, "compiled": True}
+        append_json_line(directory.jit_events, event)
+    page = write_report(tmp_path).page.read_text()
+    assert "<td class='text'>l2norm</td><td>triton</td><td>3</td><td>3.25</td><td>2</td>" in page

@@ -172,3 +172,11 @@ def test_health_asks_whether_the_runs_of_this_machine_move(tmp_path):
         lock_path(run).write_text(json.dumps(owner | {"host": "another"}))
         assert health() == (0, "no run goes on here\n")
     assert health() == (0, "no run goes on here\n")
+
+
+def test_phases_of_compared_runs_are_means_of_their_trained_iterations(tmp_path):
+    runs = [_run(tmp_path / name) for name in "ab"]
+    for run in runs:
+        append_json_line(RunDirectory(run).metrics, {"iteration": 3, "time/rollout_seconds": 9.0})
+    assert _called("report", *runs, "--output", tmp_path / "page.html").exit_code == 0
+    assert "<td>rollout</td><td>3.000</td><td>3.000</td>" in (tmp_path / "page.html").read_text()

@@ -285,3 +285,27 @@ def test_a_run_begins_with_a_warm_start_where_it_has_one(tmp_path, monkeypatch, 
     clock = SimpleNamespace(task=lambda name, text: nullcontext())
     session._warm_start(SimpleNamespace(config=config), _Actor(), RunDirectory(tmp_path), Console(2), clock)
     assert [settings.steps for settings in made] == ([] if steps is None else [3])
+
+
+def test_after_a_warm_start_the_reference_is_what_it_taught_and_the_schedule_that_of_all_updates(tmp_path, tokenizer):
+    config = _config(tmp_path, [{"prompt": "a", "label": "b"}]).model_dump()
+    config["model"]["path"], config["run"]["iterations"] = "Qwen3-8B", 5
+    config["algorithm"]["updates_per_iteration"] = 3
+    prompts = [Prompt(f"p{number}", "", (1, 2), "<|im_end|>", "d") for number in range(4)]
+    inputs = SimpleNamespace(
+        config=Config.model_validate(config), tokenizer=tokenizer, training=SimpleNamespace(prompts=prompts)
+    )
+    actor, steps_before = _Actor(), []
+    actor.set_reference = lambda: steps_before.append(len(actor.trained))
+    warm_start(inputs, WarmStartConfig(steps=2, stop_at_loss=0.0, sequences_per_step=4), actor, Console(2))
+    assert steps_before == [2]
+    assert actor.optimizers[1] == (inputs.config.actor.optimizer, 15)
+    assert actor.token_ids.count(tokenizer.eos_token_id) == 2 * 4  # text of special tokens in a row stays text
+
+
+def test_sequences_longer_than_a_pack_of_the_held_out_pass_are_left_out_too(tmp_path, tokenizer):
+    rows = [{"prompt": "a", "label": "b"}, {"prompt": "a", "label": "b" * 100}]
+    actor = ActorConfig(max_tokens_per_gpu=400, forward_max_tokens_per_gpu=80)
+    config = _config(tmp_path, rows).model_copy(update={"actor": actor})
+    found = load_examples(config, SupervisedConfig(), tokenizer)
+    assert (len(found.sequences), found.rows.too_long) == (1, 1)

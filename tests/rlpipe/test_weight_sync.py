@@ -215,3 +215,14 @@ def test_an_engine_that_came_back_gets_what_the_others_have_once_there_is_someth
     sync.catch_up()
     assert sides.sent[1:] == [("model_and_adapters", [0, 1])]  # each process of the actor feeds the engine beside it
     assert (sync.version, sides.noted) == (7, [0])
+
+
+@pytest.mark.parametrize(("mode", "in_flight"), [("sync", False), ("one_step_off", False), ("async", True)])
+def test_running_responses_are_interrupted_in_the_mode_async_alone(mode, in_flight):
+    sides, told = Sides(), []
+    receive, sync = sides.start_receiving, _opened(sides)
+    rollout = sync._config.rollout.model_copy(update={"mode": mode})
+    sync._config = sync._config.model_copy(update={"rollout": rollout})
+    sides.start_receiving = lambda *given: told.append(given[-1]) or receive(*given)
+    sync.push(0)
+    assert told == [in_flight]

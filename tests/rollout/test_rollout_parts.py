@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -378,3 +379,15 @@ def test_hashes_draw_what_the_weights_say():
     drawn = largest_with_noise(weights.log().expand(40_000, -1), hashes).flatten()
     shares = torch.bincount(drawn, minlength=5) / 40_000
     assert shares[4] == 0 and torch.allclose(shares, weights, atol=0.015)
+
+
+def test_a_busy_stretch_counts_once_however_often_it_is_asked_for(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("rollout.engine_usage.time", SimpleNamespace(perf_counter=lambda: now))
+    clock = UsageClock()
+    clock.begin(1)
+    now = 10.0
+    first = clock.take(0)
+    now = 15.0
+    clock.end(1)
+    assert (first.busy_seconds, clock.take(0).busy_seconds) == (10, 5)
