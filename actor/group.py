@@ -1,6 +1,7 @@
 """The driver's handle on the training side, all processes as one object. Imports neither torch nor Megatron."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -371,6 +372,9 @@ class _Process:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         # SGLang sets this in its processes; ranks of one NCCL group that differ in it fail with a CUDA error.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+        # Megatron-core imports it where it exists, which takes a second and leaves folders behind in a process that is
+        # killed; nothing in this one uses it.
+        sys.modules["wandb"] = None  # type: ignore[assignment]
         begin = time.perf_counter()
         with imports_kept():
             from actor.worker import ActorWorker

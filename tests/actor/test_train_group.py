@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import ray
 from train_support import make_pack, write_policy
 
 from actor.group import ActorGroup
@@ -70,6 +71,13 @@ def test_the_handle_imports_neither_torch_nor_megatron():
     code = "import sys, actor.group; print([m for m in ('torch', 'megatron', 'sglang') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_no_process_has_the_tracker_that_megatron_imports(group):
+    def loaded(process):
+        return [name for name in ("wandb", "megatron.core") if sys.modules.get(name) is not None]
+
+    assert ray.get([one.__ray_call__.remote(loaded) for one in group._workers]) == [["megatron.core"]] * 2
 
 
 def test_a_training_call_reports_steps_metrics_and_the_seconds_of_all_ranks(group):
