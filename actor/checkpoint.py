@@ -230,7 +230,7 @@ def _reference_content(trainer: Trainer, reference: ReferenceWeights, metadata: 
 
 def _restore(trainer: Trainer, loaded: dict[str, Any], progress: dict[str, Any]) -> None:
     for index, chunk in enumerate(trainer.policy):
-        load_trained(chunk, loaded[_chunk_key(trainer, index)])
+        load_trained(chunk, loaded.get(_chunk_key(trainer, index), {}))  # Megatron drops one without adapters
     restore_step(trainer.optimizer.megatron, progress["applied_steps"])
     trainer.optimizer.applied_steps = progress["applied_steps"]
     trainer.counts = UpdateCounts(**progress["counts"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from rollout.partial_response import PartialResponse
 from rollout.requests import GenerateRequest, Generation, ResponseSpan
 
 _LOOK_SECONDS = 0.25
+_ABORT_EVERY_SECONDS = 0.25
 _LOOKING_SHARE = 0.05
 
 
@@ -83,8 +84,15 @@ class EngineClient:
         self._aborting = True
         for request in self._dispatcher.take_waiting():
             self._resolve(_aborted(request))
-        await asyncio.gather(*(self._abort(engine) for engine in self._fleet.serving()))
-        await asyncio.gather(*self._streams, return_exceptions=True)  # those of lost engines are cancelled
+        self._end_streams_of_lost()
+        owed = set(self._streams)
+        while True:  # an engine may get this before what it was asked just now
+            aborts = [self._follow(engine, self._abort(engine)) for engine in self._fleet.serving()]
+            await asyncio.gather(*aborts, return_exceptions=True)  # those of lost engines are cancelled, as streams are
+            if owed:
+                _, owed = await asyncio.wait(owed, timeout=_ABORT_EVERY_SECONDS)
+            if not owed:
+                break
         self._aborting = False
 
     def busy_engines(self) -> list[int]:
@@ -128,6 +136,7 @@ class EngineClient:
         """Take back what lost engines owe, and give it to those that serve."""
         if self._fleet.end is not None:
             self._fail(self._fleet.end)
+            self._end_streams_of_lost()  # nobody ends these engines any more
             return
         for engine in set(self._owners.values()):
             if engine.state is EngineState.LOST:
@@ -151,9 +160,14 @@ class EngineClient:
                 self._owners.update((request.request_id, engine) for request in batch)
                 self._begins.update(dict.fromkeys((request.request_id for request in batch), time.perf_counter()))
                 answers = engine.actor.generate.remote(batch)
-                task = asyncio.get_running_loop().create_task(self._stream(engine, answers))
-                self._streams[task] = engine
-                task.add_done_callback(self._streams.pop)
+                self._follow(engine, self._stream(engine, answers))
+
+    def _follow(self, engine: RunningEngine, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What waits for `engine`, until it is lost."""
+        task = asyncio.get_running_loop().create_task(call)
+        self._streams[task] = engine
+        task.add_done_callback(self._streams.pop)
+        return task
 
     async def _stream(self, engine: RunningEngine, answers: Any) -> None:
         try:
@@ -180,9 +194,7 @@ class EngineClient:
             self._leaving[move.name] = move.target
             leaving.setdefault(move.source, []).append(move.name)
         for index, names in leaving.items():
-            task = asyncio.get_running_loop().create_task(self._release(serving[index], names))
-            self._streams[task] = serving[index]
-            task.add_done_callback(self._streams.pop)
+            self._follow(serving[index], self._release(serving[index], names))
         self._look_seconds = max(_LOOK_SECONDS, (time.perf_counter() - begin) / _LOOKING_SHARE)
 
     def _running(self, serving: Mapping[int, RunningEngine]) -> dict[int, list[Running]]:
@@ -271,12 +283,16 @@ class EngineClient:
             del self._owners[request.request_id]
             self._leaving.pop(request.request_id, None)
         self._fleet.counts.add(requests_reissued=len(again), tokens_lost=lost)
-        for task, owner in list(self._streams.items()):
-            if owner is engine and task is not asyncio.current_task():
-                task.cancel()
+        self._end_streams_of_lost()
         if self._aborting:
             for request in self._dispatcher.take_waiting():
                 self._resolve(_aborted(request))
+
+    def _end_streams_of_lost(self) -> None:
+        """They may never end by themselves."""
+        for task, owner in list(self._streams.items()):
+            if owner.is_lost and task is not asyncio.current_task():
+                task.cancel()
 
     def _kept(self, engine: RunningEngine, request: GenerateRequest) -> PartialResponse:
         """From where the response goes on. A stop string may lie across the interruption (see `interrupted`)."""

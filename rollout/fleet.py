@@ -207,9 +207,9 @@ class Fleet:
         return up
 
     def wait_for_starts(self, seconds: float) -> None:
-        """Returns once no engine is starting."""
+        """Returns once no engine is starting, or nobody follows one that does."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_state(EngineState.STARTING), seconds)
+            self._changed.wait_for(lambda: self.end is not None or not self._in_state(EngineState.STARTING), seconds)
 
     def listen(self, listener: Callable[[], None]) -> None:
         with self._lock:

@@ -17,10 +17,11 @@ class GenerationPause:
         self._running = 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Waits while generation is paused, and counts as running for the block."""
+    async def running(self, ends: Callable[[], bool] = lambda: False) -> AsyncIterator[None]:
+        """Waits while generation is paused, and counts as running for the block. What `ends` is not held after a
+        pause: it is asked whenever one is over."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._paused and not self._held)
+            await self._changed.wait_for(lambda: not self._paused and (not self._held or ends()))
             self._running += 1
         try:
             yield

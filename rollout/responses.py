@@ -105,7 +105,8 @@ class ResponseWriter:
         generation is paused, and goes on after interruptions by new weights; only `abort_all` and `release` end it
         early."""
         self._prompts.expect(requests)
-        tasks = {asyncio.create_task(self._write(request)): request.request_id for request in requests}
+        aborts = self._aborts  # one more may come before the tasks have begun
+        tasks = {asyncio.create_task(self._write(request, aborts)): request.request_id for request in requests}
         for task, name in tasks.items():
             self._writing[name] = task
             task.add_done_callback(functools.partial(self._forget, name))
@@ -116,17 +117,18 @@ class ResponseWriter:
             del self._writing[name]
             self._released.discard(name)
 
-    async def _write(self, request: GenerateRequest) -> Generation:
+    async def _write(self, request: GenerateRequest, aborts: int) -> Generation:
         with self._prompts.running(request):
-            return await self._whole(request)
+            return await self._whole(request, aborts)
 
-    async def _whole(self, request: GenerateRequest) -> Generation:
-        begin, aborts = time.perf_counter(), self._aborts
+    async def _whole(self, request: GenerateRequest, aborts: int) -> Generation:
+        """aborts: how many there had been when it was asked for."""
+        begin = time.perf_counter()
         limit, ends, work = request.sampling.max_new_tokens, self._end_ids(request.sampling), _Work()
         # What was partial may be whole: asked for no token, SGLang answers with the log-probability of one.
         partial, status = interrupted(request.partial, ends, (), limit)
         while status is Status.ABORTED and not self._ends_early(request, aborts):
-            async with self._pause.running():
+            async with self._pause.running(lambda: self._ends_early(request, aborts)):
                 if self._ends_early(request, aborts):
                     break
                 partial, status, more = await self._ask(request, partial)

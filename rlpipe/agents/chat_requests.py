@@ -70,7 +70,9 @@ def chat_request(body: Mapping[str, Any], reader: MessageReader) -> ChatRequest:
         raise Refusal("chat_template_kwargs is no object")
     if body.get("top_logprobs"):
         raise Refusal("top_logprobs: the engines tell log-probabilities of the sampled tokens alone; leave it out")
-    tokens = body.get("max_completion_tokens", body.get("max_tokens"))
+    tokens = body.get("max_completion_tokens")
+    if tokens is None:  # clients that know both names send null for the other
+        tokens = body.get("max_tokens")
     return ChatRequest(
         messages=reader.read(messages),
         options=ChatOptions(tools, dict(arguments)),

@@ -116,7 +116,10 @@ def first_difference(kept: Sequence[Message], given: Sequence[Message]) -> str:
 
 
 def _compared(arguments: str) -> Any:
-    """Arguments of a call as requests give them, in which whole numbers of more than 64 bits are rounded."""
+    """Arguments of a call as requests give them, in which whole numbers of more than 64 bits are rounded. None at all
+    are an empty object."""
+    if not arguments.strip():
+        return {}
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -7,7 +7,7 @@ difference: a text of which any call cannot be read is returned to the agent as 
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,7 @@ def _value(text: str, kind: str | None) -> Any:
 
 
 _PYTHON_TAG = "<|python_tag|>"
+_SEPARATOR = ";"
 
 
 def _read_llama3(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
@@ -158,7 +159,22 @@ def _read_llama3(text: str, tools: Tools) -> tuple[str, list[CalledTool]]:
         before, after = "", text
     if not after.lstrip().startswith("{"):
         return text, []
-    return before, [_called(json_call(part)) for part in after.split(";") if part.strip()]
+    return before, [_called(json_call(part)) for part in _separate(after)]
+
+
+def _separate(text: str) -> Iterator[str]:
+    """Calls that `;` tells apart; one within a call, in a command for instance, does not."""
+    decoder = json.JSONDecoder()
+    while text := text.lstrip(f"{_SEPARATOR} \t\r\n"):
+        try:
+            _, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            end = len(text)
+        rest = text[end:].lstrip()
+        if rest and not rest.startswith(_SEPARATOR):
+            rest, end = "", len(text)
+        yield text[:end]
+        text = rest
 
 
 _HERMES = ToolCallFormat(

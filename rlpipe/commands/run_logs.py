@@ -18,7 +18,7 @@ def run_logs(folder: Path, names: Sequence[str], lines: int, follow: bool) -> It
     logs = _matching(folder, names)
     places: dict[Path, int] = {}
     for path in logs:
-        last, places[path] = _last_lines(path, lines)
+        last, places[path] = _last_lines(path, lines, follow)
         yield from (_marked(path, line, len(logs) > 1) for line in last)
     while follow:
         time.sleep(_LOOK_EVERY_SECONDS)
@@ -39,10 +39,12 @@ def _matching(folder: Path, names: Sequence[str]) -> list[Path]:
     return found
 
 
-def _last_lines(path: Path, lines: int) -> tuple[list[str], int]:
+def _last_lines(path: Path, lines: int, whole: bool) -> tuple[list[str], int]:
+    """The lines, and where the next begin; `whole`: a last one that is not written to its end is among those."""
     with open_regular(path) as file:
         last = deque(file, maxlen=lines)
-        return [_text(line) for line in last], file.tell()
+        begun = last.pop() if whole and last and not last[-1].endswith(b"\n") else b""
+        return [_text(line) for line in last], file.tell() - len(begun)
 
 
 def _added_lines(path: Path, place: int) -> tuple[list[str], int]:

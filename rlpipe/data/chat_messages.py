@@ -131,7 +131,9 @@ def _call_of(value: Any, number: int) -> CalledTool:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise MessageProblem(f"tool_calls[{number}] is no call of a function with a name")
-    arguments = function.get("arguments", "")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = ""
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return CalledTool(function["name"], arguments, str(value.get("id") or ""))

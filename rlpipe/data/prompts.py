@@ -116,6 +116,11 @@ class PromptEncoder(RowEncoder):
             return prompt
         given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         messages = [template_message(message) for message in given]
+        if messages[-1]["role"] == "assistant":
+            raise DataError(
+                f"{row.place}: the last message of the prompt is the assistant's, which the policy is to write; "
+                "leave it out"
+            )
         return render_chat(messages, self.tokenizer, row.place, True, self.chat_shown(row))
 
 

@@ -155,8 +155,11 @@ class Rollouts:
         return self._client.take_routing()
 
     def interrupt(self) -> None:
-        """Has the engines end what they are generating; nothing more can be taken."""
-        self._loop.submit(self._client.abort()).result(_ABORT_SECONDS)
+        """Has the engines end what they are generating; nothing more can be taken. Raises DeadlineError when late."""
+        try:
+            self._loop.submit(self._client.abort()).result(_ABORT_SECONDS)
+        except TimeoutError:
+            raise self._pool.late(self._client, _ABORT_SECONDS) from None
 
     def close(self) -> None:
         """Ends what is in flight."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from tensor_bits import bits
-from train_workers import masters_and_moments, split, streamed_states, trainer, weights, whole_batch
+from train_workers import masters_and_moments, overflowing, split, streamed_states, trainer, weights, whole_batch
 
 from actor.checkpoint import Checkpointer, sharding_metadata, trained_content
 from actor.hf.policy_folder import save_hf
@@ -27,6 +27,7 @@ from rlpipe.shared.errors import CheckpointError
 
 SUPERVISED = AlgorithmConfig(loss="sft")
 NO_EXPERT = r"^(?!.*\.mlp\.experts\.)"
+FIRST_LAYER = {"rank": 2, "targets": ["layers.0.self_attn.q_proj"]}
 FIRST_HALF = r"embed_tokens|layers\.[01]\."
 SCHEDULE = OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=1, decay_steps=9, weight_decay=0.1)
 
@@ -54,6 +55,8 @@ def all_single_process_cases(
     return found | {
         "damaged": damaged_checkpoints(paths, folder / "damaged"),
         "full_disk": full_disk(dense, folder / "full_disk"),
+        "in_slots": save_of_what_slots_hold(dense, folder / "in_slots"),
+        "in_a_row": saves_in_a_row(dense, folder / "in_a_row"),
     }
 
 
@@ -65,6 +68,10 @@ def all_two_process_cases(
     continued: dict[str, tuple[Path, dict[str, Any]]] = {
         "dp2_moe_ep2": (paths["moe"], {"parallel": {"expert": 2}}),
         "pp2_vpp2": (paths["dense"], {"parallel": in_turns, "reference": True}),
+        "pp2_adapters_of_one_stage": (
+            paths["dense"],
+            {"parallel": {"pipeline": 2}, "lora": FIRST_LAYER, "reference": True},
+        ),
         "pp2_frozen_stage": (paths["dense"], {"parallel": {"pipeline": 2}, "frozen_parameters": [FIRST_HALF]}),
         "dp2_one_norm": (paths["dense"], {"frozen_parameters": [r"^(?!model\.norm)"]}),
         "pp2_vpp2_few_experts": (paths["few_experts"], {"parallel": in_turns}),
@@ -112,11 +119,12 @@ def two_steps(policy: Trainer) -> list[Any]:
 
 
 def save_and_continue(path: Path, folder: Path, steps_before: int, count: int = 1, **options: Any) -> dict[str, Any]:
-    """Some steps, a save in the background of two more; a fresh trainer loads it and makes the same two."""
+    """Some steps and a skipped one, a save in the background of two more; a fresh trainer loads it and makes these."""
     options = {"optimizer": SCHEDULE, **options}
     policy = trainer(path, count, **options)
     if steps_before:
         two_steps(policy)
+        assert not policy.train_step([overflowing(pack) for pack in my_packs(policy)], SUPERVISED).applied
     saver = Checkpointer(policy, keep=2)
     seed_generators(dist.get_rank())
     final = saver.save(folder, 2, {"position": [1, 2, 3]})
@@ -217,6 +225,30 @@ def write_beside_a_reference_pass(rank: int, count: int, path: Path, folder: Pat
     return bits(masters_and_moments(twin)), bits(expected)
 
 
+def save_of_what_slots_hold(path: Path, folder: Path) -> tuple[Any, Any]:
+    """Of states that an update left on the device: those of the checkpoint, and those of the update."""
+    with streamed_states():
+        policy = trainer(path, optimizer=SCHEDULE)
+    policy.memory.states_that_stay = lambda optimizer: [99] * len(optimizer.streamed)
+    two_steps(policy)
+    saver = Checkpointer(policy, keep=1)
+    final = saver.save(folder, 2, {})
+    saver.finish()
+    policy.optimizer.finish()
+    twin = trainer(path, optimizer=SCHEDULE)
+    Checkpointer(twin, keep=1).load(final)
+    return bits(masters_and_moments(twin)), bits(masters_and_moments(policy))
+
+
+def saves_in_a_row(path: Path, folder: Path) -> list[str]:
+    """Checkpoints of two saves, of which nobody waits for the first."""
+    saver = Checkpointer(trainer(path), keep=2)
+    saver.save(folder, 1, {})
+    saver.save(folder, 2, {})
+    saver.finish()
+    return [path.name for path in complete_checkpoints(folder)]
+
+
 def seed_generators(rank: int) -> None:
     """Each process draws numbers of its own."""
     random.seed(rank)
@@ -264,6 +296,7 @@ def damaged_checkpoints(paths: dict[str, Path], folder: Path) -> dict[str, Any]:
     final = checkpoint_path(folder, 3)
     result["other_model"] = _error(Checkpointer(trainer(paths["moe"]), 1), final)
     result["other_frozen"] = _error(Checkpointer(trainer(paths["dense"], frozen_parameters=["embed"]), 1), final)
+    result["other_dtype"] = _error(Checkpointer(trainer(paths["dense"], dtype="bfloat16"), 1), final)
     result["other_reference"] = _error(Checkpointer(trainer(paths["dense"], reference=True), 1), final)
     loader = Checkpointer(trainer(paths["dense"], optimizer=SCHEDULE), 1)
     result["missing"] = _error(loader, folder / "iteration_00000009")

@@ -57,6 +57,7 @@ def two_process_cases(rank: int, count: int, paths: dict[str, Path], folder: Pat
         "sent_tp2": sent_factors(paths["dense"], count, folder / "sent_tp2", parallel={"tensor": 2}),
         "sent_pp2": sent_factors(paths["dense"], count, folder / "sent_pp2", parallel={"pipeline": 2}),
         "merged_ep2": sent_merged(paths["gdn_moe"], count, parallel={"expert": 2}),
+        "dropout_tp2": whole_factors(paths["dense"], count, parallel={"tensor": 2}),
         "merged_tp2": sent_merged(paths["gdn_moe"], count, parallel=SHARDED),
     }
 
@@ -86,6 +87,13 @@ def sent_factors(path: Path, count: int, folder: Path, **options: Any) -> dict[s
         "zero": not any(bool(tensors[name].any()) for name in others),
         "contents": list(sender.plans),
     }
+
+
+def whole_factors(path: Path, count: int, **options: Any) -> list[torch.Tensor]:
+    """Factors that every process has as a whole, after steps with dropout."""
+    policy = trainer(path, count, lora=VOCABULARY | {"dropout": 0.3}, **options)
+    two_steps(policy)
+    return [getattr(lora, name) for lora in adapters(policy.policy) for name in {"a", "b"} - lora.sharded_axes.keys()]
 
 
 def sent_merged(path: Path, count: int, **options: Any) -> bool:

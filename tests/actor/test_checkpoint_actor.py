@@ -49,7 +49,12 @@ def test_continuing_from_a_checkpoint_gives_the_same_bits(single, case):
 
 
 @pytest.mark.parametrize(
-    "case", ["pp2_vpp2", *slow(["dp2_moe_ep2", "pp2_frozen_stage", "dp2_one_norm", "pp2_vpp2_few_experts"])]
+    "case",
+    [
+        "pp2_vpp2",
+        "pp2_adapters_of_one_stage",
+        *slow(["dp2_moe_ep2", "pp2_frozen_stage", "dp2_one_norm", "pp2_vpp2_few_experts"]),
+    ],
 )
 def test_two_processes_continue_with_the_same_bits(double, case):
     for rank in double:
@@ -83,6 +88,15 @@ def test_an_update_waits_until_its_states_are_written(paths, tmp_path):
 def test_a_reference_pass_beside_the_writer_changes_nothing_of_what_is_saved(paths, tmp_path):
     ((saved, expected),) = worker(1, "write_beside_a_reference_pass", paths["dense"], tmp_path)
     assert saved == expected
+
+
+def test_what_slots_on_the_device_hold_alone_is_saved(single):
+    saved, expected = single["in_slots"]
+    assert saved == expected
+
+
+def test_a_save_does_not_throw_away_the_one_that_is_under_way(single):
+    assert single["in_a_row"] == ["iteration_00000001", "iteration_00000002"]
 
 
 def _assert_exact(found):
@@ -131,6 +145,7 @@ def test_newest_checkpoints_are_kept_and_unfinished_ones_ignored(single):
         ("state", "state.json is damaged"),
         ("other_model", "holds a model with architecture .*the configured one has"),
         ("other_frozen", r"saved with frozen_parameters = \[\].* gives \['embed'\]: leave actor.frozen_parameters as"),
+        ("other_dtype", "saved with dtype = float32, and the configuration gives bfloat16: leave actor.dtype as"),
         ("other_reference", "saved with reference = False.* leave algorithm.kl.coefficient"),
     ],
 )

@@ -171,3 +171,15 @@ def test_a_host_without_room_for_copies_says_what_helps(locked, monkeypatch):
         host_tensors_like([torch.ones(10)])
     with pytest.raises(ResourceError, match=r"optimizer states \(CUDA error 2\): lower actor.optimizer.cpu_offload"):
         HostMemory().zeros(10, torch.float32)
+
+
+def test_the_most_memory_since_the_last_look_is_told_once(monkeypatch):
+    from actor import memory_peaks
+
+    used = iter([5, 9, 7])
+    monkeypatch.setattr(memory_peaks, "used_bytes", lambda: next(used))
+    peaks = memory_peaks.MemoryPeaks()
+    for _ in range(3):
+        peaks.look()
+    assert peaks.take()["memory/host_used_bytes"] == 9
+    assert peaks.take() == {}

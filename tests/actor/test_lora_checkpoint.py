@@ -80,6 +80,13 @@ def test_the_reference_is_the_model_without_adapters(single):
     assert found["copied_bytes"] < found["model_bytes"] / 3
 
 
+@pytest.mark.slow
+def test_dropout_leaves_a_factor_that_all_have_the_same_everywhere(double):
+    one, other = (process["dropout_tp2"] for process in double)
+    assert len(one) == 6
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def _assert_sent(found):
     assert found == {
         "planned": True,

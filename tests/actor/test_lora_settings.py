@@ -22,6 +22,17 @@ def test_the_first_factor_is_drawn_as_is_said(init, largest, spread):
     assert float(drawn.std()) == pytest.approx(spread, rel=0.05)
 
 
+def test_factors_of_other_names_and_of_other_seeds_begin_otherwise():
+    from actor.hf.adapter_weights import _FreshFactors
+
+    drawn = set()
+    for seed, name in ((0, "x"), (0, "y"), (1, "x"), (0, "x")):
+        factors = _FreshFactors((), LoraConfig(rank=2), seed)
+        factors._shapes = {f"{name}.lora_A.weight": (2, 4)}
+        drawn.add(tuple(factors.read_slice(f"{name}.lora_A.weight", 0, 0, 2).flatten().tolist()))
+    assert len(drawn) == 3
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_so_much_of_the_inputs_is_left_out_as_is_said_and_nothing_outside_of_training(monkeypatch, share):
     from actor.layers import lora

@@ -28,6 +28,7 @@ TWO: Layouts = {
     "dp2_mtp": (("mtp",), MTP),
     "cp2": (tuple(MODELS), {"parallel": {"context": 2}}),
     "pp2_mtp": (("mtp",), MTP | {"parallel": {"pipeline": 2}}),
+    "cp2_mtp": (("mtp",), MTP | {"parallel": {"context": 2}}),
     "ep2": (("moe", "gdn_moe"), {"parallel": {"expert": 2}}),
     "tp2_sp_ep2": (("moe", "gdn_moe"), {"parallel": TP2SP | {"expert": 2}}),
     "ep2_cp2": (("moe", "gdn_moe"), {"parallel": {"expert": 2, "context": 2}}),

@@ -98,6 +98,7 @@ def test_a_training_call_reports_steps_metrics_and_the_seconds_of_all_ranks(grou
         assert parts <= set(usage.part_seconds)
         assert all(usage.part_seconds[part] > 0 for part in parts)
         assert usage.device_name == ""
+        assert {"ranks/checkpoint_wait_seconds", "memory/host_used_bytes"} <= usage.metrics.keys()
 
 
 def test_what_would_make_ranks_wait_forever_is_refused_at_once(group):

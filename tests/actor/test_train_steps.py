@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from model_support import GDN_MOE, add_mtp, write_checkpoint
+from model_support import GDN_MOE, add_mtp, read_tensors, write_checkpoint, write_tensors
 from train_support import in_train_worker, run_processes, write_policy
 
 from actor.train_report import UpdateCounts
@@ -14,6 +14,8 @@ from actor.train_report import UpdateCounts
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies")
     paths = {name: write_policy(folder, name) for name in ("dense", "moe")}
+    other = {name: 1.5 * tensor for name, tensor in read_tensors(paths["dense"]).items()}
+    paths["other"] = write_tensors(paths["dense"], folder / "other", other)
     paths["mtp"] = add_mtp(write_checkpoint(GDN_MOE, folder / "plain"), folder / "mtp")
     return run_processes(1, in_train_worker, "all_single_process_cases", paths)[0]
 
@@ -100,6 +102,12 @@ def test_reference_policy_is_kept_beside_the_policy(results):
     assert "algorithm.kl.coefficient" in case["error"]
 
 
+def test_policy_and_reference_of_folders_of_their_own_are_what_lies_there(results):
+    found, wanted = results["reference_of_its_own"]
+    assert found == wanted
+    assert wanted[0] != wanted[1]
+
+
 def test_kl_term_is_zero_at_the_start_and_grows(results):
     first, second = results["kl_term"]
     assert first["train/kl_loss"] == pytest.approx(0, abs=1e-6)
@@ -115,10 +123,11 @@ def test_recorded_old_logprobs_give_the_on_policy_step_and_then_a_ratio(results)
 
 
 def test_an_update_after_another_does_not_take_the_policy_s_change_for_a_difference_between_engine_and_actor(results):
-    first, second = results["two_updates_against_the_engine"]
+    first, second, after_a_skip = results["two_updates_against_the_engine"]
     assert first["mismatch/logprob_abs_max"] < 1e-5
     assert abs(second["train/ratio_mean"] - 1) > 1e-4
     assert not [name for name in second if name.startswith("mismatch/")]
+    assert after_a_skip["mismatch/logprob_abs_max"] < 1e-5
 
 
 def test_temperature_sharpens_the_log_probabilities(results):
@@ -155,8 +164,13 @@ def test_a_bonus_for_entropy_raises_it(results):
 
 
 def test_adapters_leave_nothing_out_of_log_probabilities(results):
-    _, found = results["dropout_of_adapters"]
+    _, found, _ = results["dropout_of_adapters"]
     assert len(set(found)) == 1
+
+
+def test_adapters_leave_inputs_out_again_after_a_pass_of_log_probabilities(results):
+    _, _, (one, other) = results["dropout_of_adapters"]
+    assert one != other
 
 
 def test_what_was_thrown_away_does_not_count_in_the_loss_of_multi_token_prediction(results):

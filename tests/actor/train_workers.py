@@ -4,7 +4,7 @@ Each function returns plain data; the tests assert on it.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def all_single_process_cases(rank: int, count: int, paths: dict[str, Path]) -> d
         moments_beside_the_hosts, weight_decay, optimizer_reset, reference_policy, kl_term, old_logprobs,
         temperature_of_the_head, half_precision_moments, two_updates_against_the_engine,
         recomputed_above_a_frozen_embedding, unusual_options, gradients_of_half_precision,
-        entropy_bonus, dropout_of_adapters, mtp_losses_of_a_step,
+        entropy_bonus, dropout_of_adapters, mtp_losses_of_a_step, reference_of_its_own,
     )  # fmt: skip
     return {case.__name__: case(paths) for case in cases}
 
@@ -277,6 +277,8 @@ def reference_policy(paths):
     step(policy, [pack])
     before = weights(policy)
     reference = policy.logprobs([pack], "reference")[0]
+    with suppress(ActorError), policy.reference.swapped_in():
+        raise ActorError("in the middle of a pass")
     after = weights(policy)
     trained = policy.logprobs([pack], "policy")[0]
     policy.set_reference()
@@ -292,6 +294,14 @@ def reference_policy(paths):
     except ActorError as error:
         result["error"] = str(error)
     return result
+
+
+def reference_of_its_own(paths):
+    """Log-probabilities of policy and reference where each has a folder, and those of either folder alone."""
+    pack, alone = whole_batch(), trainer(paths["dense"])
+    wanted = [one.logprobs([pack], "policy")[0] for one in (alone, trainer(paths["other"]))]
+    both = Trainer(replace(alone.options, reference_path=paths["other"], keep_reference=True))
+    return [bits(both.logprobs([pack], which)[0]) for which in ("policy", "reference")], list(map(bits, wanted))
 
 
 def kl_term(paths):
@@ -312,12 +322,15 @@ def old_logprobs(paths):
 
 
 def two_updates_against_the_engine(paths):
-    """Metrics of two updates in one call, for packs that the engine sampled exactly as the policy says."""
+    """Metrics of two updates in one call, for packs that the engine sampled exactly as the policy says; and of one
+    after a skipped one."""
     pack = whole_batch()
     policy = trainer(paths["dense"])
     sampled = replace(pack, rollout_logprobs=policy.logprobs([pack], "policy")[0])
-    report = policy.train([[sampled], [sampled]], AlgorithmConfig(old_policy="rollout"))
-    return [step.metrics for step in report.steps]
+    algorithm = AlgorithmConfig(old_policy="rollout")
+    after_a_skip = policy.train([[poisoned(sampled)], [sampled]], algorithm).steps[1]
+    report = trainer(paths["dense"]).train([[sampled], [sampled]], algorithm)
+    return [step.metrics for step in (*report.steps, after_a_skip)]
 
 
 def temperature_of_the_head(paths):
@@ -397,12 +410,15 @@ def mtp_losses_of_a_step(paths):
 
 
 def dropout_of_adapters(paths):
-    """Log-probabilities of policy and reference, each twice, once adapters have moved."""
+    """Losses, log-probabilities of policy and reference, each twice, once adapters have moved; then two losses of the
+    same weights."""
     lora = {"rank": 2, "targets": ["q_proj", "v_proj"], "init": "gaussian", "dropout": 0.5}
     policy = trainer(paths["dense"], reference=True, lora=lora)
     losses = [step(policy, [whole_batch()], AlgorithmConfig(loss="sft"))[0] for _ in range(2)]
     policy.set_reference()
-    return losses, [bits(policy.logprobs([whole_batch()], which)[0]) for which in ("policy", "reference") * 2]
+    scored = [bits(policy.logprobs([whole_batch()], which)[0]) for which in ("policy", "reference") * 2]
+    passes = [policy.accumulate([whole_batch()], AlgorithmConfig(loss="sft")) for _ in range(2)]
+    return losses, scored, [float(result.output.token_loss.sum()) for (result,) in passes]
 
 
 # ---------------------------------------------------------------- two processes

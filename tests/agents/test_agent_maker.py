@@ -11,6 +11,7 @@ import pytest
 from random_policy_engine import RandomPolicy, Written, assert_trained_once_as_sampled
 
 from rlpipe.agents.agent_maker import AgentMaker
+from rlpipe.agents.agent_task import report_of
 from rlpipe.config.root import Config
 from rlpipe.generation.episode_makers import episode_maker
 from rlpipe.generation.event_loop import BackgroundLoop
@@ -322,3 +323,9 @@ def test_each_agent_has_a_seed_of_its_own_that_recurs(tokenizer):
     with Maker(tokenizer, RandomPolicy(tokenizer), config_of(run="sample_agents:two_turns")) as maker:
         first, other, again = [maker.maker._task(request_of(f"g-00{n}"), "", "").seed for n in (0, 1, 0)]
     assert first == again != other
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_an_agent_that_says_whether_it_was_right_is_graded_so(verdict):
+    reward = report_of(verdict).reward
+    assert (reward.score, reward.correct) == (float(verdict), verdict)

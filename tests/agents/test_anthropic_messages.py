@@ -162,3 +162,18 @@ def test_what_cannot_be_served_is_refused_in_anthropic_s_form_and_counted(tokeni
 
     assert served(said()(tokenizer), use, counts) == ()
     assert counts == {"refused_requests": len(REFUSED) + 1}
+
+
+def test_what_an_agent_asks_for_and_reports_is_taken_as_with_openai(tokenizer):
+    policy, counts = said('{"name": "add", "arguments": {"number": 7}}\n</tool_call>', "x")(tokenizer), Counter()
+
+    async def use(messages, episode):
+        options = {"model": "policy", "max_tokens": 200, "messages": [QUESTION]}
+        called = await messages.create(tools=TOOLS, tool_choice={"type": "any"}, **options)
+        await messages.create(extra_body={"temperature": 0.1}, **options)
+        return called, episode.reward_turns({called.id: 0.5})
+
+    called, rewards = served(policy, use, counts)
+    assert [(block.type, getattr(block, "input", None)) for block in called.content] == [("tool_use", {"number": 7})]
+    assert '"description": "adds"' in tokenizer.decode(policy.written[0].prompt_ids)
+    assert (counts["overridden_sampling"], rewards) == (1, 0.5)

@@ -317,3 +317,18 @@ def test_a_parameter_that_cannot_be_handed_on_as_its_type_stays_text():
 def test_a_call_that_cannot_be_read_stays_text(name, text, problem):
     parsed = FORMATS[name].parse(text, TOOLS)
     assert problem in parsed.problem and parsed.content == text and not parsed.tool_calls
+
+
+def test_what_tells_calls_apart_does_not_end_one_that_holds_it():
+    """A command of a shell, for instance."""
+    one, other = ('{"name": "weather", "parameters": {"city": "cd x; ls"}}', '{"name": "weather", "parameters": {}}')
+    for text, arguments in ((one, ["cd x; ls"]), (f"<|python_tag|>{other} ; {one};", [None, "cd x; ls"])):
+        calls = FORMATS["llama3"].parse(text, TOOLS).tool_calls
+        assert [json.loads(call.arguments).get("city") for call in calls] == arguments
+    assert FORMATS["llama3"].parse(f"{one} and so on", TOOLS).content == f"{one} and so on"
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_a_developer_speaks_as_the_system_does_in_parts_of_any_name(kind):
+    told = message_of({"role": "developer", "content": [{"type": kind, "text": "Be brief."}]}, 0)
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in renderer_of(THINKING).prompt([told], ChatOptions())

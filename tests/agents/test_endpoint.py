@@ -536,3 +536,101 @@ def test_choices_that_are_asked_for_again_are_drawn_anew(tokenizer):
 
     served(tokenizer, policy, use)
     assert len(policy.seeds) == len(set(policy.seeds)) == 4
+
+
+def test_a_limit_that_is_null_is_that_of_the_other_name(tokenizer):
+    policy = said("abcdef", "abcdef")(tokenizer)
+
+    async def use(open_episode):
+        one, ask = open_episode(), [{"role": "user", "content": "x"}]
+        for limits in ({"max_completion_tokens": None, "max_tokens": 3}, {"max_completion_tokens": 2, "max_tokens": 3}):
+            yield (await one.chat(ask, **limits)).choices[0].message.content
+
+    async def all_of(open_episode):
+        return [text async for text in use(open_episode)]
+
+    assert served(tokenizer, policy, all_of) == ["abc", "ab"]
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{ }"])
+def test_a_call_without_arguments_is_the_same_however_an_agent_says_so(tokenizer, arguments):
+    policy = said('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', "seven")(tokenizer)
+    counts = Counter()
+
+    async def use(open_episode):
+        one, ask = open_episode(), [{"role": "user", "content": "x"}]
+        (call,) = (await one.chat(ask, tools=TOOLS)).choices[0].message.tool_calls
+        again = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "7"}
+        await one.chat([*ask, {"role": "assistant", "content": None, "tool_calls": [again]}, result], tools=TOOLS)
+
+    served(tokenizer, policy, use, counts=counts)
+    assert (counts["continued_requests"], counts["divergences"]) == (1, 0)
+
+
+def test_a_stream_tells_reasoning_and_each_of_several_calls(tokenizer):
+    call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    policy = said(f"<think>hm</think>{call}{call}")(tokenizer)
+
+    async def use(open_episode):
+        chunks = await open_episode().chat([{"role": "user", "content": "x"}], tools=TOOLS, stream=True)
+        return [chunk.choices[0].delta async for chunk in chunks]
+
+    deltas = served(tokenizer, policy, use)
+    assert [delta.reasoning_content for delta in deltas if hasattr(delta, "reasoning_content")] == ["hm"]
+    calls = [one for delta in deltas for one in delta.tool_calls or ()]
+    assert [one.index for one in calls] == [0, 1] and len({one.id for one in calls}) == 2
+
+
+def test_an_answer_tells_how_many_tokens_of_its_prompt_were_kept(tokenizer):
+    policy = said("one", "two")(tokenizer)
+
+    async def use(open_episode):
+        one, ask = open_episode(), [{"role": "user", "content": "x"}]
+        first = (await one.chat(ask)).usage
+        more = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "y"}]
+        return first, (await one.chat([*ask, *more])).usage
+
+    first, second = served(tokenizer, policy, use)
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens == first.total_tokens < second.prompt_tokens
+
+
+def test_a_plain_completion_that_was_taken_back_is_not_gone_on_from(tokenizer):
+    policy, counts = said("one", "two")(tokenizer, seconds=0.3), Counter()
+
+    async def use(open_episode):
+        one = open_episode()
+        with pytest.raises(openai.APITimeoutError):
+            await one.client.completions.create(model="policy", prompt="go:", timeout=0.05)
+        while not counts["abandoned_responses"]:
+            await asyncio.sleep(0.01)
+        await one.client.completions.create(model="policy", prompt="go:one and")
+        return one.episode.samples()
+
+    (sample,) = served(tokenizer, policy, use, counts=counts)
+    assert counts["continued_requests"] == 0 and tokenizer.decode(sample.response_ids) == "two<|im_end|>"
+
+
+def test_a_prompt_may_stand_alone_in_a_list(tokenizer):
+    policy = said("one", "two", "three")(tokenizer)
+
+    async def use(open_episode):
+        one = open_episode()
+        url, headers = f"{one.url}/completions", {"authorization": f"Bearer {one.endpoint.key}"}
+        for prompt, status in ((["go"], 200), ([[5, 6]], 200), (["go", "on"], 400)):
+            assert (await one.client._client.post(url, json={"prompt": prompt}, headers=headers)).status_code == status
+        return [written.prompt_ids for written in policy.written]
+
+    assert served(tokenizer, policy, use) == [tuple(policy.encode("go")), (5, 6)]
+
+
+def test_a_message_that_is_refused_is_named_by_its_place_in_the_dialogue(tokenizer):
+    async def use(open_episode):
+        one, ask = open_episode(), [{"role": "user", "content": "x"}]
+        reply = (await one.chat(ask)).choices[0].message.model_dump(exclude_none=True)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await one.chat([*ask, reply, {"role": "admin", "content": "y"}])
+        return refused.value.message
+
+    assert "messages[2].role is 'admin'" in served(tokenizer, said("one")(tokenizer), use)

@@ -311,3 +311,8 @@ def test_a_tool_needs_types():
 
     with pytest.raises(ConfigError, match="its parameter 'value' has no type"):
         tool_of(untyped)
+
+
+def test_a_tool_whose_places_are_taken_is_not_waited_for_again():
+    answers = asked(*[ToolCall("hang")] * 2, timeout_seconds=0.2, concurrency=1, retries=2)
+    assert [(answer.use.failure, answer.use.retries) for answer in answers] == [("exhausted", 1), ("exhausted", 0)]

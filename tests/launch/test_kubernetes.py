@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from rlpipe.cli import app
 from rlpipe.commands.launch import launch
+from rlpipe.commands.launch.kubernetes import job_name
 from rlpipe.commands.launch.yaml_merge import merge_named
 from rlpipe.config.load import load_config
 from rlpipe.shared.errors import ConfigError
@@ -262,5 +264,20 @@ def test_kubectl_is_asked_for_the_job(tmp_path, monkeypatch):
         "--namespace=training exec head-0 -- ray job stop id-1",
         "--namespace=training delete rayjob/a-1 configmap/a-1",
     ]
+    assert "--selector=ray.io/cluster=a-1-xyz,ray.io/node-type=head" in calls[-3]  # the driver runs in this pod alone
     CliRunner().invoke(app, ["launch", "cancel", "--now", *run])
     assert sum("job stop" in call for call in (tmp_path / "calls").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("2026-11-30_7B", "run-2026-11-30-7b"),
+        ("_", "run"),
+        ("A." * 30, "-".join("a" * 24)),
+        ("9" * 60, "run-" + "9" * 43),
+    ],
+)
+def test_a_job_has_a_name_that_kuberay_takes(run, name):
+    """It refuses one that does not begin with a letter, or is longer than 47 characters."""
+    assert job_name(run) == name and re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", name)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -185,3 +186,30 @@ def test_a_time_limit_that_slurm_cannot_read_is_one_sentence(tmp_path):
     file.write_text('kind: slurm\nnode: {memory_gigabytes: 8}\nslurm: {time_limit: "a day"}\n')
     with pytest.raises(ConfigError, match="time_limit is 'a day': write minutes"):
         launch(DEMO, [], str(file))
+
+
+def test_a_configuration_in_a_mount_is_named_as_the_container_sees_it(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    own, file = tmp_path / "mine" / "own.yaml", tmp_path / "cluster.yaml"
+    own.write_text(f"base: {DEMO}\n")
+    text = CONTAINER.format(runtime="pyxis", option="--no-container-mount-home")
+    for mount, seen in ((f"{tmp_path}/mine:/there:ro", "/there/own.yaml"), (f"{tmp_path}/mine", str(own))):
+        file.write_text(text.replace("/data:/data:ro", mount))
+        assert seen in launch(own, [], str(file)).command
+
+
+def test_a_script_names_folders_and_values_whatever_characters_they_hold(tmp_path, monkeypatch):
+    folder = tmp_path / "my $runs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "cluster.yaml").write_text(
+        "kind: local\nnode: {memory_gigabytes: 8}\nnetwork: {socket_interface: eth0}\n"
+        'environment: {NOTE: "it\'s a $HOME", NCCL_SOCKET_IFNAME: ib0}\n'
+    )
+    script = launch(DEMO, [], "cluster.yaml").script()
+    *prepared, _ = script.splitlines()
+    printed = 'printf "%s\\n" "$PWD" "$NOTE" "$NCCL_SOCKET_IFNAME" "$GLOO_SOCKET_IFNAME"'
+    done = subprocess.run(["bash", "-c", "\n".join([*prepared, printed])], capture_output=True, text=True, cwd="/")
+    assert done.stdout.splitlines() == [str(folder), "it's a $HOME", "ib0", "eth0"]

@@ -1,12 +1,15 @@
 """Realistic defects, each with the test that has to turn red."""
 
 from bookkeeping_defects import BOOKKEEPING
+from command_defects import COMMANDS
+from engine_defects import ENGINES
 from episode_defects import EPISODES
 from figure_defects import FIGURES
 from layer_defects import LAYERS
 from learning_defects import LEARNING
 from planting import Defect
 from setting_defects import SETTINGS
+from state_defects import STATES
 
 _ALGORITHMS = [
     Defect(
@@ -794,5 +797,8 @@ DEFECTS = (
     *LEARNING,
     *BOOKKEEPING,
     *FIGURES,
+    *STATES,
+    *ENGINES,
+    *COMMANDS,
     *SETTINGS,
 )

@@ -9,6 +9,7 @@ import pytest
 import trl
 
 from rlpipe.config.load import validate
+from rlpipe.data.chat_messages import template_message
 from rlpipe.data.chat_template import ChatShown, render_chat
 from rlpipe.data.mapped_rows import Preparation
 from rlpipe.data.prompts import load_prompts
@@ -240,3 +241,12 @@ def test_text_that_a_template_writes_as_json_is_not_left_out():
 
 
 _CALL_FORM = {"role": "assistant", "content": "", "tool_calls": [_with_object(_CALL)]}
+
+
+def test_what_a_tool_found_is_its_message_in_the_form_of_share_gpt(tmp_path):
+    forms = [
+        {"from": "human", "value": "Where?"},
+        {"from": "gpt", "value": "Hm."},
+        {"from": "observation", "value": "7"},
+    ]
+    assert [template_message(one)["role"] for one in forms] == ["user", "assistant", "tool"]

@@ -254,3 +254,24 @@ def test_rows_in_the_format_of_gsm8k_are_those_that_are_generated():
 
     assert sum(ROWS.values()) == 20
     assert {split: (_GSM8K / f"{split}.jsonl").read_text() for split in ROWS} == {s: make_rows(s) for s in ROWS}
+
+
+def test_a_prompt_that_ends_in_an_answer_is_refused(tmp_path, tokenizer):
+    """Whole conversations, of which the last message tells what the policy is to find."""
+    asked = {"role": "user", "content": "3 + 4?"}
+    earlier = [asked, {"role": "assistant", "content": "Of what?"}, asked]
+    rows = [{"prompt": earlier, "label": "7"}, {"prompt": [asked, {"role": "assistant", "content": "7"}], "label": "7"}]
+    dataset = _dataset(_write_lines(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(DataError, match=r"rows.jsonl:2: the last message of the prompt is the assistant's"):
+        load_prompts([dataset], tokenizer, 200, skip_bad_rows=False)
+    assert len(load_prompts([dataset], tokenizer, 200, skip_bad_rows=True).prompts) == 1
+
+
+def test_prompts_with_other_answers_are_other_data(tmp_path, tokenizer):
+    rows = [{"prompt": "3 + 4?", "label": label} for label in ("7", "8")]
+    found = [
+        load_prompts([_dataset(_write_lines(tmp_path / f"{row['label']}.jsonl", [row]))], tokenizer, 200, False)
+        for row in rows
+    ]
+    assert found[0].prompts[0].token_ids == found[1].prompts[0].token_ids
+    assert found[0].fingerprint != found[1].fingerprint

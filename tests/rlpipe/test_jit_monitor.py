@@ -382,3 +382,8 @@ print(json.dumps([name for name in ("torch", "triton", "tilelang", "cutlass", "f
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert json.loads(run.stdout) == []
+
+
+def test_all_that_compiles_in_a_phase_adds_up():
+    events = [JitEvent("triton", name, "", 1.5, True, "", "forward", 0) for name in ("a", "b")]
+    assert JitReport(0, 0, tuple(events)).seconds_by_phase == {"forward": 3.0}

@@ -32,10 +32,10 @@ class _Actor:
         return SimpleNamespace(ranks=ranks, algorithm=algorithm)
 
 
-def _learner(rollout=None, actor=None, **algorithm):
+def _learner(rollout=None, actor=None, sampling=None, **algorithm):
     config = small_config(
         model={"path": "Qwen3-8B"},
-        data={"train": [{"name": "t", "path": "t.jsonl"}], "max_prompt_tokens": 2},
+        data={"train": [{"name": "t", "path": "t.jsonl", "sampling": sampling or {}}], "max_prompt_tokens": 2},
         rollout={"max_response_tokens": 32, **(rollout or {})},
         algorithm=algorithm,
         actor=actor or {},
@@ -154,6 +154,12 @@ def test_the_constant_of_the_sum_is_the_longest_response_that_is_allowed():
     learner = _learner(advantage="dr_grpo", aggregation="sequence_sum_norm")
     weights = _joined(_packs(learner, _samples(0.0, 1.0)), "loss_weights")
     assert weights == pytest.approx(np.full(8, 1 / (2 * 32)))
+
+
+def test_a_response_is_too_long_by_the_limit_of_the_data():
+    learner = _learner(sampling={"max_response_tokens": 8}, overlong={"buffer_tokens": 4, "penalty": 1.0})
+    samples = _samples(0.0, 1.0, tokens=6)
+    assert learner.advantages(samples, None, None, 3).counts.overlong_penalized == 2
 
 
 def test_packs_are_as_large_as_the_actor_may_have_them():

@@ -16,6 +16,7 @@ from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.shared.errors import JitError
 from rlpipe.training.iteration import IterationRecord
 from rlpipe.training.measurement import Measurement
+from rollout.requests import EngineRecord
 from tests.small_config import SMALL_MODEL
 
 
@@ -40,7 +41,7 @@ class _Actor:
         return (RankUsage(0, "node", "", self._gdn_backend, self._seconds, (), self._answers.pop(0)),)
 
 
-def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
+def _finish(tmp_path, actor, settings=(), model=None, rewards=(), pool=None, **jit):
     (tmp_path / "model").mkdir(parents=True)
     (tmp_path / "model" / "config.json").write_text(model or json.dumps(SMALL_MODEL))
     overrides = [f"model.path={tmp_path}/model", *(f"jit.{name}={value}" for name, value in jit.items())]
@@ -49,7 +50,7 @@ def _finish(tmp_path, actor, settings=(), model=None, rewards=(), **jit):
     for iteration in (1, 2, 3):  # of an earlier run that is resumed after iteration 1
         append_json_line(directory.ranks, {"iteration": iteration})
     packs = pack_sequences([supervised_sequence("a", (1, 2, 3), (4, 5))], PackLimits(16), data_parallel=1)
-    measurement = Measurement(config, actor, directory, Console(3), first_iteration=2)
+    measurement = Measurement(config, actor, directory, Console(3), first_iteration=2, pool=pool)
     records = [IterationRecord(iteration, 0.0, Console(3)) for iteration in range(2, 2 + max(1, len(rewards)))]
     for record, reward in zip(records, rewards, strict=False):
         record.add({"rollout/reward_mean": reward, "rollout/reward_std": 0.4})
@@ -141,3 +142,25 @@ def test_executed_work_is_that_of_the_backend_that_ran(tmp_path):
     )
     assert counted[0] == pytest.approx(counted[1])
     assert executed[0] != pytest.approx(executed[1])
+
+
+class _Pool:
+    """One engine, which compiled something after its warm-up."""
+
+    def take_records(self, iteration, keep_spans):
+        alarm = JitAlarm("triton", "k", 1, 5, 2.0, 2, True)
+        report = JitReport(iteration, 3, (_EVENT,), (alarm,), role="engine")
+        return (EngineRecord(3, "node", report, (), {"memory/engine_host_peak_bytes": 7.0}),)
+
+
+def test_what_engines_tell_is_in_the_row_and_on_file(tmp_path, capsys):
+    record, events, _, directory = _finish(tmp_path, _Actor([]), pool=_Pool())
+    assert (record.metrics.get("memory/engine_host_peak_bytes"), record.metrics["perf/jit_alarms"]) == (7.0, 1.0)
+    assert "warning: engine-3: triton compiled k 1x" in capsys.readouterr().out
+    assert [(row["iteration"], row["worker"]) for row in events] == [(1, "engine-3"), (2, "engine-3")]
+    assert "engine-3 (node)" in directory.trace(2).read_text()
+
+
+def test_with_error_the_run_ends_where_an_engine_compiles(tmp_path):
+    with pytest.raises(JitError, match="engine-3: triton compiled k"):
+        _finish(tmp_path, _Actor([]), pool=_Pool(), after_warmup="error")

@@ -175,6 +175,15 @@ def test_a_kill_while_a_run_is_replaced_loses_nothing(saved, tmp_path):
     assert latest_checkpoint(saved.checkpoints) and not hidden.exists()
 
 
+def test_what_is_left_of_a_replaced_run_never_takes_the_place_of_one_that_has_begun(saved, tmp_path):
+    hidden = saved.path.with_name(".r.replaced")
+    hidden.mkdir()
+    (hidden / "config.yaml").write_text("of the run before")
+    with _open(_config(tmp_path), _RESUME) as directory:
+        assert latest_checkpoint(directory.checkpoints).name == "iteration_00000002"
+    assert not hidden.exists()
+
+
 def test_a_place_for_runs_that_cannot_be_made_is_named_and_a_look_leaves_nothing(tmp_path):
     check_place(_config(tmp_path))
     assert list(tmp_path.iterdir()) == []

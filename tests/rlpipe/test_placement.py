@@ -1,4 +1,4 @@
-"""Starting a cluster on this machine when Ray's own processes are slow."""
+"""Starting a cluster on this machine when Ray's own processes are slow, and who gets what of its nodes."""
 
 import socket
 import subprocess
@@ -10,6 +10,8 @@ import ray
 from rlpipe.config.load import load_config
 from rlpipe.config.root import Config
 from rlpipe.shared.errors import ResourceError
+from rlpipe.training import placement
+from rlpipe.training.placement import Placement, _engines_among, actor_placement
 from rlpipe.training.ray_cluster import ray_cluster
 from tests.rlpipe.run_support import PROJECT
 
@@ -40,6 +42,7 @@ def fail_first(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> list
 
 def test_ray_is_started_and_joined_as_its_section_says(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fail_first(monkeypatch, [])
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)  # which processes elsewhere would be told
     common = {"environment": {"MINE": "1"}}
     started = {"cpus": 5, "object_store_bytes": 123456789} | common
     with socket.create_server(("127.0.0.1", 0)) as head:
@@ -83,3 +86,29 @@ def test_other_failures_of_ray_are_not_tried_again(monkeypatch: pytest.MonkeyPat
     calls = fail_first(monkeypatch, [KeyError("a bug")])
     with pytest.raises(KeyError), ray_cluster(config(30)):
         pass
+
+
+NODES = {0: "a", 1: "b", 2: "a", 3: "b"}
+
+
+def _shared() -> Config:
+    settings = ["actor.processes=4", "ray.colocate=true", "rollout.engines=2", "rollout.engine.tensor_parallel=2"]
+    return load_config(PROJECT / "configs/demo/arithmetic.yaml", settings)
+
+
+def test_processes_of_a_node_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "cluster_gpus", lambda: 4)
+    monkeypatch.setattr(placement, "_nodes_of_bundles", lambda group: NODES)
+    monkeypatch.setattr(ray.util, "placement_group", lambda *_, **named: SimpleNamespace(wait=lambda seconds: True))
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: None)
+    with actor_placement(_shared()) as actor:
+        assert (actor.bundles, actor.gpus_per_bundle) == ((0, 2, 1, 3), 1)
+
+
+def test_an_engine_has_the_gpus_of_the_processes_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_nodes_of_bundles", lambda group: NODES)
+    monkeypatch.setattr(placement, "_gpus_of_bundles", lambda placement, seconds: {0: "0", 2: "1", 1: "2", 3: "3"})
+    engines = _engines_among(Placement("group", (0, 2, 1, 3), 0.5), _shared())
+    assert (engines.bundles, engines.devices) == ((0, 1), (("0", "1"), ("2", "3")))
+    with pytest.raises(ResourceError, match="engine 0 would have its 2 GPUs on two nodes"):
+        _engines_among(Placement("group", (0, 1, 2, 3), 0.5), _shared())

@@ -249,3 +249,12 @@ def test_what_is_graded_of_an_episode_is_what_was_written_last():
     with _rollouts(engines, graders=graders) as rollouts:
         rollouts.run(requests_for_prompt("a", PROMPTS[0], 2, SamplingParameters(8)))
     assert graded == ["last"] * 2
+
+
+def test_engines_that_do_not_end_what_they_generate_are_an_error_in_a_sentence(monkeypatch):
+    """So that the end of a run that asks for it, to save first, is told and not this."""
+    monkeypatch.setattr("rlpipe.generation.producer._ABORT_SECONDS", 0.05)
+    engines = _Engines()
+    engines.abort = lambda: asyncio.sleep(60)
+    with _rollouts(engines) as rollouts, pytest.raises(DeadlineError, match=r"late after 0\.05 seconds"):
+        rollouts.interrupt()

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -14,6 +15,8 @@ from run_support import MARK, PROJECT, assert_no_process_is_left
 
 from rlpipe.shared.interrupts import INTERRUPTED
 from rlpipe.shared.socket_folder import LONGEST_BYTES
+from rlpipe.training import ray_watch
+from rlpipe.training.ray_watch import RayWatch, SystemProcess
 from tests.search_path import search_path
 
 SCRIPT = """
@@ -193,3 +196,30 @@ def test_ray_that_never_answers_is_not_waited_for_without_end() -> None:
     code, output = run_script(script=SILENT_RAY)
     assert code == 2 and "not reached" not in output, output
     assert "error: ray: it started on this machine and did not answer within 30 seconds" in output
+
+
+def test_a_process_of_ray_that_is_stopped_now_and_then_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stopped = 0.0, False
+    monkeypatch.setattr(ray_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ray_watch, "is_stopped", lambda pid: stopped)
+    monkeypatch.setattr(ray_watch, "end_of", lambda pid: None)
+    watch = RayWatch("127.0.0.1:1", [SystemProcess("raylet", os.getpid(), Path("/logs"))], tuple)
+    for now, stopped in ((0.0, True), (9.0, False), (18.0, True), (27.0, True)):  # noqa: B007
+        assert watch._cause() is None
+    now = 28.5
+    assert "it was stopped by a signal" in str(watch._cause())
+
+
+def test_a_head_elsewhere_is_lost_when_it_does_not_answer_four_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = True
+
+    def connect(address: tuple[str, int], timeout: float) -> SimpleNamespace:
+        if not answers:
+            raise OSError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(ray_watch, "socket", SimpleNamespace(create_connection=connect))
+    watch, found = RayWatch("head:6379", [], tuple), []
+    for answers in (False, False, False, True, False, False, False, False):  # noqa: B007
+        found.append(watch._cause())
+    assert found == [None] * 7 + ["no GCS answers at head:6379 any more"]

@@ -218,3 +218,12 @@ def test_damaged_records_are_left_out_of_the_report(tmp_path):
     assert len(history.responses) == 1
     assert history.notes == ("responses.jsonl: 3 damaged lines are left out.",)
     assert "The tail" in render(history)
+
+
+def test_lengths_of_prompts_that_were_answered_lately_are_remembered(monkeypatch):
+    monkeypatch.setattr("rlpipe.generation.length_history._REMEMBERED_PROMPTS", 2)
+    history = LengthHistory()
+    first, second, third = (Prompt(name, "", (1,), "", "data") for name in ("first", "second", "third"))
+    for prompt, tokens in ((first, 10), (second, 20), (first, 10), (third, 30)):
+        history.note(prompt, [tokens])
+    assert list(history.state()["prompts"]) == ["first", "third"]

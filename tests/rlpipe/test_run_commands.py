@@ -4,17 +4,21 @@ import json
 import os
 import socket
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 import rlpipe
 from rlpipe.cli import app
+from rlpipe.commands.export_policy import _check_disk
 from rlpipe.commands.run_logs import run_logs
 from rlpipe.monitoring.json_lines import append_json_line
 from rlpipe.monitoring.run_directory import RunDirectory
 from rlpipe.monitoring.run_lock import lock_path, run_lock
-from rlpipe.shared.errors import EXIT_CODE
+from rlpipe.shared.errors import EXIT_CODE, ResourceError
 from rlpipe.shared.policy_facts import PolicyFacts
 from rlpipe.shared.project_files import ROOT
 
@@ -180,3 +184,37 @@ def test_phases_of_compared_runs_are_means_of_their_trained_iterations(tmp_path)
         append_json_line(RunDirectory(run).metrics, {"iteration": 3, "time/rollout_seconds": 9.0})
     assert _called("report", *runs, "--output", tmp_path / "page.html").exit_code == 0
     assert "<td>rollout</td><td>3.000</td><td>3.000</td>" in (tmp_path / "page.html").read_text()
+
+
+def test_a_line_that_is_being_written_is_followed_to_its_end(tmp_path):
+    run = _run(tmp_path / "a")
+    log = run / "logs" / "engine_0.log"
+    log.write_text("one\ntwo\nhal")
+    assert list(run_logs(run, ["engine"], 2, follow=False)) == ["two", "hal"]
+    followed = run_logs(run, ["engine"], 2, follow=True)
+    assert next(followed) == "two"
+    with log.open("a") as file:
+        file.write("f\n")
+    assert next(followed) == "half"
+
+
+def test_the_time_that_is_left_is_told_by_the_newest_trained_iterations(tmp_path):
+    run = _run(tmp_path / "a", iterations=0)
+    RunDirectory(run).config.write_text("run: {name: a, iterations: 50}\n")
+    for iteration in range(31):
+        seconds = 9000.0 if iteration == 0 else 500.0 if iteration < 21 else 3.0
+        append_json_line(RunDirectory(run).metrics, {"iteration": iteration, "time/step_seconds": seconds})
+    with run_lock(run):
+        assert "3.00 s, about 1 min 00 s left" in _called("status", run).output
+    short = _run(tmp_path / "b", iterations=0)
+    for iteration, seconds in enumerate((9000.0, 3.0, 5.0)):
+        append_json_line(RunDirectory(short).metrics, {"iteration": iteration, "time/step_seconds": seconds})
+    assert "4.00 s" in _called("status", short).output
+
+
+def test_an_export_that_the_disk_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    for free in (100, 99):
+        monkeypatch.setattr("shutil.disk_usage", lambda place, free=free: SimpleNamespace(free=free))
+        with nullcontext() if free == 100 else pytest.raises(ResourceError, match="but the policy takes about"):
+            _check_disk(tmp_path, tmp_path / "new" / "policy")

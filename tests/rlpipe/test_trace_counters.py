@@ -42,3 +42,21 @@ def test_an_engine_is_looked_at_only_while_a_trace_is_wanted():
         "requests": {"running": 3.0, "queued": 2.0},
         "KV pool": {"used share": 0.5},
     }
+
+
+def test_an_engine_is_looked_at_by_one_over_iterations_that_are_traced_one_after_another():
+    looks = 0
+
+    async def loads() -> list[SimpleNamespace]:
+        nonlocal looks
+        looks += 1
+        return []
+
+    async def traced() -> int:
+        counters = EngineCounters(loads)
+        for _ in range(3):
+            counters.take(keep=True)
+            await asyncio.sleep(0.01)
+        return looks
+
+    assert asyncio.run(traced()) == 1

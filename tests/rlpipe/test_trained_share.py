@@ -127,12 +127,31 @@ def test_flops_of_adapters():
     assert upper.flops(lengths) == pytest.approx(weights - adapter + below)
     assert upper.flops(lengths, idle=False) == weights - adapter
 
-    of_the_embedding = ["actor.lora.rank=16", "actor.lora.targets=[embed_tokens]"]
-    assert untrained_work(_config(QWEN3, *of_the_embedding)).idle_layers == ()
+    of_the_embedding = untrained_work(_config(QWEN3, "actor.lora.rank=16", "actor.lora.targets=[embed_tokens]"))
+    assert of_the_embedding.idle_layers == ()
+    assert of_the_embedding.flops(lengths) == weights - 6 * 16 * 4096 * sum(lengths)  # its first factor is looked up
+
+
+@pytest.mark.parametrize("experts", ["each", "shared"])
+def test_every_chosen_expert_has_the_flops_of_its_adapter(experts):
+    """Qwen3-30B-A3B: 48 layers, 8 of 128 experts a token, which come down from 768 to 2048."""
+    flops = model_flops(trainable_model(MOE).shape, [33], include_mtp=False)
+    adapters = ["actor.lora.rank=16", "actor.lora.targets=[down_proj]", f"actor.lora.experts={experts}"]
+    saved = sum(part.weights for _, part in flops.parts) - 6 * 48 * 8 * 16 * (768 + 2048) * 33
+    assert untrained_work(_config(MOE, *adapters)).flops([33], idle=False) == saved
+
+
+def test_a_frozen_embedding_that_is_the_head_saves_the_product_of_the_head(tmp_path):
+    raw = json.loads(Path(QWEN3, "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    work = untrained_work(_config(str(tmp_path), "actor.frozen_parameters=[embed_tokens]"))
+    assert work.flops([10]) == 2 * 151936 * 4096 * 10
 
 
 def test_plans_count_what_is_trained():
     model = planned_model(_config(MOE, "actor.lora.rank=8", "actor.lora.experts=shared"))
     assert model.adapters is not None
     assert model.trained < model.parameters / 1000
+    assert model.trained_experts
+    assert not planned_model(_config(MOE, "actor.lora.rank=8", "actor.lora.targets=[q_proj]")).trained_experts
     assert planned_model(_config(MOE)).trained == model.parameters

@@ -1,5 +1,6 @@
 """What the driver asks of actor and engines in an update of weights, and what it makes of their answers."""
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -8,8 +9,10 @@ import pytest
 from actor.train_report import WeightSendReport
 from rlpipe.config.load import load_config
 from rlpipe.shared.errors import ActorLostError, EngineFailure, WeightSyncError
+from rlpipe.shared.guarded_port import Endpoint
 from rlpipe.shared.project_files import CONFIGS
-from rlpipe.shared.weights import TensorSpec, WeightBucket
+from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup
+from rlpipe.training import weight_sync
 from rlpipe.training.memory_sharing import Separate
 from rlpipe.training.weight_sync import WeightSync
 from rollout.requests import WeightReceipt
@@ -105,8 +108,8 @@ class Sides:
         self.served.append([engine.index for engine in engines])
 
 
-def _opened(sides: Sides, adapters: str = "alone") -> WeightSync:
-    settings = ["ray.colocate=true", "weight_sync.verify=true", f"weight_sync.adapters={adapters}"]
+def _opened(sides: Sides, adapters: str = "alone", *more: str) -> WeightSync:
+    settings = ["ray.colocate=true", "weight_sync.verify=true", f"weight_sync.adapters={adapters}", *more]
     return WeightSync(load_config(CONFIGS / "demo/arithmetic.yaml", settings), sides, sides, Separate())  # type: ignore[arg-type]
 
 
@@ -226,3 +229,68 @@ def test_running_responses_are_interrupted_in_the_mode_async_alone(mode, in_flig
     sides.start_receiving = lambda *given: told.append(given[-1]) or receive(*given)
     sync.push(0)
     assert told == [in_flight]
+
+
+def _apart(monkeypatch, sides: Sides, *more: str) -> tuple[WeightSync, list[WeightGroup]]:
+    """With engines that have devices of their own, and the groups that are made."""
+    groups: list[WeightGroup] = []
+    join = sides.join
+    sides.join = lambda made, engines: groups.extend(made) or join(made, engines)
+    sides.endpoint = Endpoint("127.0.0.1", 1, b"key")
+    monkeypatch.setattr(weight_sync, "cluster_gpus", lambda: 0)
+    return _opened(sides, "merged", "ray.colocate=false", *more), groups
+
+
+def test_an_engine_that_came_back_catches_up_alone_where_it_has_devices_of_its_own(monkeypatch):
+    """The others would have to end what they generate."""
+    sides = Sides()
+    sync, _ = _apart(monkeypatch, sides)
+    sync.push(7)
+    sides.awaiting = [sides.engines[1]]
+    sync.catch_up()
+    assert sides.groups == ["left", [0, 1], "left", [1]]
+
+
+def test_every_rank_of_every_engine_is_a_reader(monkeypatch):
+    sync, groups = _apart(monkeypatch, Sides(), "rollout.engine.tensor_parallel=2")
+    sync.push(0)
+    assert [(one.readers, one.senders, one.backend) for one in groups] == [(4, (0,), "gloo")]
+
+
+def test_engines_read_from_the_processes_beside_them_whoever_else_is_there(monkeypatch):
+    sides = Sides()
+    sync, groups = _apart(monkeypatch, sides, "ray.colocate=true")
+    sides.engines[0].is_lost = True
+    sync.push(0)
+    assert [(one.addresses, one.senders) for one in groups] == [(("address 1",), (1,))]
+
+
+def test_engines_are_not_waited_for_long_once_what_they_wait_for_has_failed():
+    sides, told = Sides(), []
+    sync = _opened(sides)
+    report = WeightSendReport(0, 0.5, (), "process 1 could not send")
+    sides.begin_send_weights = lambda *given: SimpleNamespace(result=lambda: report)
+
+    def collect(calls, seconds, phase, in_vain):
+        end = time.monotonic() + 5
+        while phase == "weight_sync" and not in_vain() and time.monotonic() < end:
+            time.sleep(0.01)
+        told.append(in_vain())
+        return calls.answers
+
+    sides.collect = collect
+    with pytest.raises(WeightSyncError, match="process 1 could not send"):
+        sync.push(0)
+    assert told == [False, True]  # as they join, and as they receive
+
+
+def test_the_speed_of_an_update_is_that_of_all_its_bytes():
+    """Of which the largest sender, whose report this is, sent 4000 in half a second."""
+    metrics = _opened(Sides()).push(3)
+    size = MODEL.size_bytes + FACTOR.size_bytes
+    assert metrics == {
+        "weight_sync/version": 3.0,
+        "weight_sync/bytes": size,
+        "weight_sync/sender_max_bytes": 4000.0,
+        "weight_sync/gigabytes_per_second": pytest.approx(2 * size / 1e9),
+    }

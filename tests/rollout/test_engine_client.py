@@ -147,14 +147,14 @@ def _asked_for(name="a", tokens=0, stop=(), **more) -> GenerateRequest:
     return GenerateRequest(name, (1, 2), SamplingParameters(20, stop=stop), 0, partial=_partial(tokens), **more)
 
 
-def _with_engines(script, engines=2, requests_per_engine=8, keep_tokens=True):
+def _with_engines(script, engines=2, requests_per_engine=8, keep_tokens=True, fault=FaultConfig()):
     """What `script` returns, given the engines, their fleet and a client."""
     actors = [_Told(index) for index in range(engines)]
     running = [
         RunningEngine(SimpleNamespace(index=actor.index, log_path="log"), actor, state=EngineState.SERVING)
         for actor in actors
     ]
-    fleet = Fleet(running, FaultConfig(), lambda _engine, failure, _why: failure)
+    fleet = Fleet(running, fault, lambda _engine, failure, _why: failure)
     client = EngineClient(fleet, requests_per_engine, keep_tokens, follow_prefixes=False)
     try:
         return asyncio.run(asyncio.wait_for(script(actors, fleet, client), 60))
@@ -392,6 +392,85 @@ def test_a_move_to_nowhere_is_forgotten_with_the_engine_that_was_to_hand_on():
         fleet.report(fleet.all()[0], EngineFailure("gone"))
         await _turns()
         actors[1].answer("a", (4,), Status.ABORTED)  # by whoever asked, and not to go on elsewhere
+        return await answer
+
+    assert _with_engines(script).status is Status.ABORTED
+
+
+def test_a_response_that_moved_goes_on_from_there_when_its_second_engine_is_lost_too():
+    async def script(actors, fleet, client):
+        (answer,) = await _begun(client, _asked_for())
+        client._leaving["a"] = 1
+        actors[0].answer("a", (4, 5), Status.ABORTED)
+        await _turns()
+        fleet.report(fleet.all()[1], EngineFailure("gone"))
+        await _turns()
+        answer.cancel()
+        return actors[0].asked["a"].partial.token_ids
+
+    assert _with_engines(script) == (4, 5)
+
+
+def test_work_of_the_engine_that_a_response_left_is_counted_once():
+    """The same request may be made again later."""
+
+    async def script(actors, fleet, client):
+        (moved,) = await _begun(client, _asked_for())
+        client._leaving["a"] = 1
+        actors[0].answer("a", (4, 5), Status.ABORTED)
+        await _turns()
+        actors[1].answer("a", (4, 5, 6))
+        await moved
+        (again,) = await _begun(client, _asked_for())
+        actors[0].answer("a", (4,))
+        return (await moved).seconds, (await again).seconds
+
+    assert _with_engines(script) == (0.2, 0.1)
+
+
+def test_what_is_asked_after_an_abort_is_answered_though_its_engine_is_lost():
+    async def script(actors, fleet, client):
+        await _begun(client, _asked_for("before"))
+        await client.abort()
+        (answer,) = await _begun(client, _asked_for("after"))
+        fleet.report(fleet.all()[0], EngineFailure("gone"))
+        await _turns()
+        assert not answer.done()
+        actors[1].answer("after", (4,))
+        return await answer
+
+    assert _with_engines(script).status is Status.COMPLETED
+
+
+def test_an_abort_does_not_wait_for_an_engine_that_is_lost_when_no_restart_is_left():
+    """Nobody ends it then, so that one that hangs says nothing any more."""
+
+    async def script(actors, fleet, client):
+        (answer,) = await _begun(client, _asked_for())
+        fleet.report(fleet.all()[0], EngineFailure("hangs"))
+        with pytest.raises(EngineFailure, match="hangs"):
+            await answer
+        _, late = await asyncio.wait([asyncio.ensure_future(client.abort())], timeout=5)
+        return late
+
+    assert _with_engines(script, fault=FaultConfig(engine_restarts=0)) == set()
+
+
+def test_an_abort_that_overtakes_what_was_asked_is_made_again():
+    async def script(actors, fleet, client):
+        (answer,) = await _begun(client, _asked_for("a", 3))
+        abort, calls = actors[0].abort.remote, []
+
+        async def abort_what_is_there():
+            calls.append("abort")
+            if len(calls) > 1:
+                await abort()
+
+        actors[0].abort = SimpleNamespace(remote=abort_what_is_there)
+        aborting = asyncio.ensure_future(client.abort())
+        await asyncio.wait([answer], timeout=5)
+        assert answer.done()
+        await aborting
         return await answer
 
     assert _with_engines(script).status is Status.ABORTED

@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rollout_requests import make_requests
 
 from rlpipe.config.fault import FaultConfig
 from rlpipe.config.rollout import EngineConfig
-from rlpipe.shared.errors import EngineFailure, RolloutError
+from rlpipe.shared.errors import DeadlineError, EngineFailure, RolloutError
 from rlpipe.shared.sample import Status, VersionSpan
 from rollout.answer_check import why_unusable
 from rollout.arguments import EngineSetup, replacement
+from rollout.engine_calls import FleetCalls
 from rollout.fleet import EngineState, Fleet, RunningEngine
 from rollout.healing import NewTokens
 from rollout.partial_response import PartialResponse
@@ -206,3 +208,29 @@ def _engine(index: int) -> RunningEngine:
 
     setup = EngineSetup(index, "m", "cpu", EngineConfig(), 64, False, False, 0, f"abce{index}", "log")
     return RunningEngine(setup, Silent)
+
+
+def _called(monkeypatch, answers):
+    """Two engines, and the calls to both, which are answered so."""
+    engines = [_engine(0), _engine(1)]
+    fleet = Fleet(engines, FaultConfig(), lambda one, failure, why: failure)
+    for engine in engines:
+        fleet.has_started(engine, None)
+        engine.actor = SimpleNamespace(wake=SimpleNamespace(remote=lambda: None))
+    calls = FleetCalls(fleet)
+    monkeypatch.setattr(calls, "_answers", lambda *given: iter(zip(engines, answers, strict=True)))
+    return engines, calls
+
+
+@pytest.mark.parametrize("failure", [EngineFailure("died"), DeadlineError("late")])
+def test_an_engine_that_fails_or_is_late_is_lost_and_the_others_answers_count(monkeypatch, failure):
+    engines, calls = _called(monkeypatch, [failure, 5])
+    assert calls.to_all("wake", seconds=1, phase="waking") == [5]
+    assert [one.is_lost for one in engines] == [True, False] and str(engines[0].failure) == str(failure)
+
+
+def test_what_an_engine_refuses_is_an_error_and_no_loss(monkeypatch):
+    engines, calls = _called(monkeypatch, [5, RolloutError("refused")])
+    with pytest.raises(RolloutError, match="refused"):
+        calls.to_all("wake", seconds=1, phase="waking")
+    assert not any(one.is_lost for one in engines)

@@ -19,15 +19,27 @@ from rlpipe.config.root import Config
 from rlpipe.estimate.engine_pools import needed_pools, pools_within, room_beside
 from rlpipe.model.model_reader import describe_model
 from rlpipe.shared.errors import ConfigError
+from rlpipe.shared.sample import Status, VersionSpan
 from rlpipe.shared.weights import EngineAdapter
 from rollout import kv_memory
 from rollout.arguments import EngineSetup, kv_cache_tokens, server_arguments
+from rollout.engine import Engine
 from rollout.engine_environment import engine_environment
 from rollout.engine_launch import engine_setups
 from rollout.engine_usage import UsageClock
 from rollout.kv_memory import does_without_prefixes
 from rollout.model_modules import unneeded_model_modules
-from rollout.requests import EngineUsage, SamplingParameters, sample_seed, sglang_sampling
+from rollout.partial_response import PartialResponse
+from rollout.pause import GenerationPause
+from rollout.requests import (
+    EngineUsage,
+    GenerateRequest,
+    Generation,
+    SamplingParameters,
+    sample_seed,
+    sglang_sampling,
+)
+from rollout.responses import ResponseWriter
 from rollout.sglang_patches.batch_invariance import ROW_TILE, matrix_product
 from rollout.sglang_patches.inverse_cdf import invert_cdf, keep_top, uniform_number
 from rollout.sglang_patches.request_batches import RequestBatches
@@ -391,3 +403,110 @@ def test_a_busy_stretch_counts_once_however_often_it_is_asked_for(monkeypatch):
     now = 15.0
     clock.end(1)
     assert (first.busy_seconds, clock.take(0).busy_seconds) == (10, 5)
+
+
+def test_spans_of_a_busy_stretch_follow_each_other_however_often_they_are_asked_for(monkeypatch):
+    now = 0.0
+    clocks = SimpleNamespace(perf_counter=lambda: now, time=lambda: 1000.0 + now)
+    monkeypatch.setattr("rollout.engine_usage.time", clocks)
+    clock = UsageClock()
+    clock.take_spans(keep=True)
+    clock.begin(1)
+    now = 10.0
+    first = clock.take_spans(keep=True)
+    now = 15.0
+    clock.end(1)
+    spans = [(one.name, one.start_seconds, one.seconds) for one in (*first, *clock.take_spans(keep=False))]
+    assert spans == [("generate", 1000, 10), ("generate", 1010, 5)]
+
+
+def test_whoever_pauses_generation_is_alone_and_responses_wait_for_all_of_them():
+    async def script():
+        pause, seen = GenerationPause(), []
+
+        async def pauses(name):
+            async with pause.paused():
+                seen.append(name)
+                await asyncio.sleep(0)
+                seen.append(name)
+
+        async def runs():
+            async with pause.running():
+                seen.append("runs")
+
+        await asyncio.gather(pauses("a"), pauses("b"), runs())
+        return seen
+
+    assert asyncio.run(script()) == ["a", "a", "b", "b", "runs"]
+
+
+class HeldEngine(SimpleNamespace):
+    """The parts of an engine that write responses, beside no SGLang, which ends responses with token 6. It waits for
+    weights that may never come, as after an update that failed."""
+
+    def __init__(self):
+        manager = SentMessages()
+        manager.rid_to_state, manager.server_args = {}, SimpleNamespace(disable_radix_cache=True)
+        manager.context_len, manager.model_config = 100, SimpleNamespace(hf_eos_token_id={6})
+        started = SimpleNamespace(scheduler_infos=[{"max_total_num_tokens": 100}])
+        sglang = SimpleNamespace(tokenizer_manager=manager, _scheduler_init_result=started)
+        pause, usage = GenerationPause(held=True), UsageClock()
+        responses = ResponseWriter(sglang, setup_of(), pause, usage)
+        super().__init__(_pause=pause, _usage=usage, _responses=responses, _watch=SimpleNamespace(check=lambda: None))
+
+
+def _aborted(sampling: SamplingParameters, after_seconds: float = 0.01) -> Generation:
+    """The answer to a request that goes on from tokens 5 and 6."""
+    begun = PartialResponse((5, 6), (-1.0, -2.0), (VersionSpan(0, 2),))
+
+    async def script():
+        engine = HeldEngine()
+        tasks = engine._responses.start([GenerateRequest("a", (1,), sampling, 0, begun)])
+        if after_seconds:
+            await asyncio.sleep(after_seconds)
+        await Engine.abort(engine)
+        ended, late = await asyncio.wait(tasks, timeout=5)
+        assert not late
+        return next(iter(ended)).result()
+
+    return asyncio.run(script())
+
+
+@pytest.mark.parametrize("after_seconds", [0, 0.01])
+def test_an_abort_answers_what_waits_for_weights_and_what_has_not_begun(after_seconds):
+    answer = _aborted(SamplingParameters(8, ignore_eos=True), after_seconds)
+    assert (answer.status, answer.token_ids) == (Status.ABORTED, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "status"),
+    [
+        (SamplingParameters(8), Status.COMPLETED),
+        (SamplingParameters(8, ignore_eos=True), Status.ABORTED),
+        (SamplingParameters(8, stop_token_ids=(6,), ignore_eos=True), Status.ABORTED),
+        (SamplingParameters(2, ignore_eos=True), Status.TRUNCATED),
+    ],
+)
+def test_what_ends_a_response_is_what_its_parameters_say(sampling, status):
+    assert _aborted(sampling).status is status
+
+
+def test_tokens_that_stop_a_response_come_on_top_of_the_models_own():
+    responses = HeldEngine()._responses
+    assert responses._end_ids(SamplingParameters(8, stop_token_ids=(7, 8))) == {6, 7, 8}
+
+
+def test_what_was_aborted_before_anything_was_computed_has_read_nothing():
+    engine = HeldEngine()
+    request = GenerateRequest("a", (1,) * 50, SamplingParameters(8), 0)
+
+    def work(*token_ids):
+        logprobs = [(-1.0, token, None) for token in token_ids]
+        meta = {"output_token_logprobs": logprobs, "num_retractions": 1, "cached_tokens": 40}
+        answer = {"output_ids": list(token_ids), "meta_info": meta | {"finish_reason": {"type": "abort"}}}
+        _, _, done = engine._responses._extended(request, PartialResponse(), answer, prefilled_tokens=30)
+        return done.retractions, done.prompt_tokens, done.cached_tokens
+
+    assert (work(7), work()) == ((1, 50, 10), (1, 0, 0))
+    usage = engine._usage.take(0)
+    assert (usage.retractions, usage.prompt_tokens, usage.cached_tokens) == (2, 50, 10)

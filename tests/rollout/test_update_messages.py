@@ -1,6 +1,7 @@
 """What an engine and SGLang's processes tell each other of an update comes back whole, and names the right bucket."""
 
 from rlpipe.shared.weights import TensorSpec, WeightBucket, WeightGroup
+from rollout.weights.engine_groups import EngineWeightGroups
 from rollout.weights.update_messages import Answer, RankAnswer, group_of, group_text, plan_fields, plan_of
 
 PLAN = (
@@ -51,3 +52,18 @@ def test_a_failure_names_its_rank_and_a_single_rank_goes_without():
 def test_a_refusal_of_sglang_itself_is_passed_on():
     assert Answer.of_text("weight cache is active").failure == "weight cache is active"
     assert Answer.of_text("").failure
+
+
+def test_engines_of_one_group_are_readers_one_after_another_and_first_in_groups_of_their_own():
+    joined = []
+
+    class Engine:
+        class actor:
+            class join_weight_group:
+                remote = staticmethod(lambda group, reader: joined.append((group, reader)))
+
+    engines = [Engine() for _ in range(3)]
+    groups = EngineWeightGroups(None, None, tensor_parallel=2, deadline_seconds=60.0)
+    groups.join(["all"], engines)
+    groups.join(["a", "b", "c"], engines)
+    assert joined == [("all", 0), ("all", 2), ("all", 4), ("a", 0), ("b", 0), ("c", 0)]

@@ -45,8 +45,9 @@ def manifest(config: Config, cluster: ClusterConfig, environment: Mapping[str, s
 
 
 def job_name(run: str) -> str:
-    """A run's name as Kubernetes allows it: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", run.lower())[:_LONGEST_NAME].strip("-")
+    """A run's name as KubeRay allows it: lower-case letters, digits and dashes, of which the first is a letter."""
+    name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"run-{name}")[:_LONGEST_NAME].strip("-")
 
 
 class _Readable(yaml.SafeDumper):

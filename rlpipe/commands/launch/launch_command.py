@@ -153,12 +153,15 @@ def _as_seen_by_the_job(path: Path, cluster: ClusterConfig) -> str:
     absolute = path.resolve()
     container = cluster.slurm.container if cluster.kind == "slurm" else None
     if container:
-        seen = [Path.cwd(), ROOT, *(Path(mount.split(":")[0]) for mount in container.mounts)]
-        if not any(absolute.is_relative_to(folder) for folder in seen):
+        places = [(mount.split(":")[0], (mount.split(":")[1:] or [mount])[0]) for mount in container.mounts]
+        seen = {Path.cwd(): Path.cwd(), ROOT: ROOT} | {Path(folder): Path(there) for folder, there in places}
+        holding = next((folder for folder in seen if absolute.is_relative_to(folder)), None)
+        if holding is None:
             raise ConfigError(
                 f"{path} is not in the job's container, which sees {', '.join(map(str, seen))}: move it there, or add "
                 "its folder to slurm.container.mounts"
             )
+        absolute = seen[holding] / absolute.relative_to(holding)
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
 
