@@ -119,10 +119,11 @@ def test_an_encoder_whose_code_is_changed_makes_them_anew(tmp_path, tokenizer, f
 
 def test_conversations_and_answers_are_mapped_the_same_way(tmp_path, tokenizer, files_from):
     turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
-    rows = [{"prompt": [*turns, {**turns[0], "content": str(n)}, turns[1]], "label": str(n)} for n in range(120)]
     path = tmp_path / "chat.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for conversations in (True, False):
+        last = turns[1:] if conversations else []  # a prompt ends with what is asked
+        rows = [{"prompt": [*turns, {**turns[0], "content": str(n)}, *last], "label": str(n)} for n in range(120)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = Config.model_validate(
             {
                 "run": {"name": "r", "iterations": 1},
