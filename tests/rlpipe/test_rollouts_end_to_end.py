@@ -61,11 +61,12 @@ def test_experts_of_the_engine_are_those_of_the_actor_in_a_whole_run(tmp_path):
 def interrupted(tmp_path_factory):
     """Folder and settings of a run of two iterations that begins more responses than it waits for.
 
-    The first 40 of 64 suffice, and the others need a hundred steps more, however late the engine hears that.
+    All have 320 tokens. The first 40 of 64 suffice, and the others need as many steps once more, so that a busy machine
+    has seconds to tell the engine.
     """
     folder = tmp_path_factory.mktemp("interrupted")
     more = ["rollout.oversampling=2", "rollout.partial=true", "rollout.engine.max_running_requests=40"]
-    more += ["rollout.max_response_tokens=128"]
+    more += ["rollout.max_response_tokens=320", "rollout.sampling.ignore_eos=true"]
     settings = [*_NO_EXTRAS, _AGAINST_ROLLOUT, *more]
     run_command("train", *run_arguments(folder, *settings, "run.iterations=2"))
     return folder, settings
