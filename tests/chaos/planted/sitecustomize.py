@@ -29,27 +29,27 @@ def _slow_buckets(weight_sender: Any) -> None:
 def _wrong_answers(responses: Any) -> None:
     from dataclasses import replace
 
-    right = responses.ResponseWriter.write
+    right = responses.ResponseWriter._write
 
-    async def wrong(self: Any, request: Any) -> Any:
-        answer = await right(self, request)
+    async def wrong(*arguments: Any) -> Any:
+        answer = await right(*arguments)
         try:
             Path(os.environ["RLPIPE_CHAOS_WRONG_ANSWER"]).unlink()
         except FileNotFoundError:
             return answer
         return replace(answer, logprobs=answer.logprobs[1:])
 
-    responses.ResponseWriter.write = wrong
+    responses.ResponseWriter._write = wrong
 
 
 def _hanging_engine(responses: Any) -> None:
-    right = responses.ResponseWriter.write
+    right = responses.ResponseWriter._write
 
-    async def hanging(self: Any, request: Any) -> Any:
+    async def hanging(*arguments: Any) -> Any:
         _hang_once("RLPIPE_CHAOS_HANGING_ENGINE")
-        return await right(self, request)
+        return await right(*arguments)
 
-    responses.ResponseWriter.write = hanging
+    responses.ResponseWriter._write = hanging
 
 
 def _hanging_scheduler(scheduler: Any) -> None:
