@@ -372,8 +372,8 @@ class _Process:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         # SGLang sets this in its processes; ranks of one NCCL group that differ in it fail with a CUDA error.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
-        # Megatron-core imports it where it exists, which takes a second and leaves folders behind in a process that is
-        # killed; nothing in this one uses it.
+        # Megatron-core imports it where it exists: half a second, and folders that stay when the process is killed.
+        # Nothing here uses it.
         sys.modules["wandb"] = None  # type: ignore[assignment]
         begin = time.perf_counter()
         with imports_kept():

@@ -45,11 +45,11 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _SIGNED = r"[-+]?\s*" + _DECIMAL
 _FRACTION = rf"\\frac\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))\s*(?:\{{\s*({_SIGNED})\s*\}}|(\d))"
-_SIGNS_AFTER = "\u00a2\u00a3\u20ac\u00a5"
+_MONEY_SIGNS = "\u00a2\u00a3\u20ac\u00a5"
 _POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _TEXT = r"\\text\s*\{[^{}]*\}"
 _OVER = rf"\{{(?:{_TEXT}|[a-z]{{1,3}})\}}"
-_WORDS = rf"(?:[{_SIGNS_AFTER}]|[a-zA-Z][a-zA-Z./ ]*)"
+_WORDS = rf"(?:[{_MONEY_SIGNS}]|[a-zA-Z][a-zA-Z./ ]*)"
 _UNIT = rf"(?:{_TEXT}|\\frac\s*{_OVER}\s*{_OVER}|{_WORDS}){_POWER}(?:\s*/\s*(?:{_TEXT}|[a-zA-Z]+){_POWER})?"
 _NUMBER = re.compile(
     r"(?P<sign>[-+])?\s*(?P<currency>\\?[$\u00a3\u20ac\u00a5])?\s*(?P<inner_sign>[-+])?\s*(?:"
@@ -181,7 +181,7 @@ def _places(match: re.Match[str]) -> int | None:
 
 def _is_unit(unit: str | None) -> bool:
     """Whether letters after a number are a unit and not variables or a function."""
-    if unit is None or unit.startswith("\\text") or unit[0] in _SIGNS_AFTER:
+    if unit is None or unit.startswith("\\text") or unit[0] in _MONEY_SIGNS:
         return True
     words = re.findall("[a-zA-Z]+", unit)
     if any(word.lower() in _NOT_UNITS for word in words):
@@ -197,7 +197,7 @@ def _unit_name(unit: str | None) -> str | None:
         return None
     plain = re.sub(r"\\text|[{}]", " ", unit).lower()
     power = re.search(r"\^\s*(\d)", plain)
-    words = re.findall(f"[a-z]+|[{_SIGNS_AFTER}]", plain)
+    words = re.findall(f"[a-z]+|[{_MONEY_SIGNS}]", plain)
     dimension = int(power[1]) if power else 2 if {"square", "sq"} & set(words) else 3 if "cubic" in words else 1
     names = [_UNIT_NAMES.get(word) or _UNIT_NAMES.get(word.removesuffix("s")) for word in words]
     known = [name for name in names if name]

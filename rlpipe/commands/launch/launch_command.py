@@ -153,8 +153,10 @@ def _as_seen_by_the_job(path: Path, cluster: ClusterConfig) -> str:
     absolute = path.resolve()
     container = cluster.slurm.container if cluster.kind == "slurm" else None
     if container:
-        places = [(mount.split(":")[0], (mount.split(":")[1:] or [mount])[0]) for mount in container.mounts]
-        seen = {Path.cwd(): Path.cwd(), ROOT: ROOT} | {Path(folder): Path(there) for folder, there in places}
+        seen = {Path.cwd(): Path.cwd(), ROOT: ROOT}
+        for mount in container.mounts:
+            folder, there, *_ = [*mount.split(":"), mount]  # a mount without another place is at its own
+            seen[Path(folder)] = Path(there)
         holding = next((folder for folder in seen if absolute.is_relative_to(folder)), None)
         if holding is None:
             raise ConfigError(
